@@ -14,7 +14,7 @@ import torch
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client.infer_tensors import input_tensors
-from hplm_loadtest.scenarios.infer_message import METHOD
+from hplm_loadtest.scenarios.infer_messages import METHOD
 from tritonclient.grpc import service_pb2
 
 from hplm.core import wire

@@ -200,7 +200,7 @@ def check_base(known: TenantRecord | None, base: Base) -> None:
 
 def told_of(card: TenantCard) -> dict[str, Any]:
     """What the registry says of a tenant version: all that its card has of how it was made."""
-    return {**card.about, "task": card.task, "labels": list(card.labels)}
+    return {**card.about, "task": card.task, "labels": list(card.labels), "texts": card.texts}
 
 
 def fresh_bank(store: Store, name: str) -> str:

@@ -65,7 +65,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant as the server serves it: its version, over one version of a domain of a base."""
+    """A tenant as the server serves it: its version, over one version of a domain of a base.
+
+    texts: 1, or 2 if a request is a pair of texts; None for a version that does not record the number.
+    """
 
     name: str
     base: str
@@ -73,6 +76,7 @@ class Tenant:
     domain_version: int
     version: int
     created_s: float
+    texts: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""`hplm bench`."""
+"""The command `hplm bench`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -11,79 +12,82 @@ from hplm.core.settings import Quantization
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import JsonOption
 from hplm.scheduling.policy_loader import load_policy
+from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
 from hplm_loadtest.benchmarks.engine.int8 import int8
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.engine.lookup import plot_lookup
 from hplm_loadtest.benchmarks.engine.upper import upper_layers
-from hplm_loadtest.benchmarks.everything import everything
-from hplm_loadtest.benchmarks.models import DEMO
 from hplm_loadtest.benchmarks.papers.batching import MODES, batching
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
+from hplm_loadtest.benchmarks.served_repository import DEMO
 from hplm_loadtest.benchmarks.serving.burst import burst
-from hplm_loadtest.benchmarks.serving.memory import COUNTS as MEMORY_COUNTS
+from hplm_loadtest.benchmarks.serving.memory import COUNTS as MEMORY_TENANTS
 from hplm_loadtest.benchmarks.serving.memory import memory_by_tenants
-from hplm_loadtest.benchmarks.serving.overload import TIMES, overload
+from hplm_loadtest.benchmarks.serving.overload import TIMES as OVERLOAD_TIMES
+from hplm_loadtest.benchmarks.serving.overload import overload
 from hplm_loadtest.benchmarks.serving.pipeline import pipeline
 from hplm_loadtest.benchmarks.serving.request import whole_requests
-from hplm_loadtest.benchmarks.serving.response import TENANTS, response
-from hplm_loadtest.benchmarks.serving.tenants_bench import TENANTS as SIZES
-from hplm_loadtest.benchmarks.serving.tenants_bench import (
+from hplm_loadtest.benchmarks.serving.response import TENANTS as RESPONSE_TENANTS
+from hplm_loadtest.benchmarks.serving.response import response
+from hplm_loadtest.benchmarks.serving.throughput_by_tenants import TENANTS as THROUGHPUT_TENANTS
+from hplm_loadtest.benchmarks.serving.throughput_by_tenants import (
     Load,
     Popularity,
-    parse_popularities,
-    parse_systems,
     throughput_by_tenants,
 )
 from hplm_loadtest.benchmarks.serving.trace import trace
-from hplm_loadtest.benchmarks.serving.waves import SIZES as AT_ONCE
+from hplm_loadtest.benchmarks.serving.waves import SIZES as WAVE_SIZES
 from hplm_loadtest.benchmarks.serving.waves import waves
 from hplm_loadtest.peers.systems import Limits, Shape, SystemName
-from hplm_loadtest.scenarios.stop import stop_by_signals
+from hplm_loadtest.scenarios.stop_signals import stop_on_signals
 
 app = typer.Typer(
-    callback=lambda: stop_by_signals("bench"),
+    callback=lambda: stop_on_signals("bench"),
     no_args_is_help=True,
-    help="Measure look-up, upper layers, whole requests and response under load; variants run in turn, medians are shown. "
-    "Status 0 also where goals are missed.",
+    help="Measure look-up, upper layers, whole requests and response under load. Variants take turns; medians are shown. "
+    "The status is 0 also if goals are missed.",
     epilog="Example: hplm bench request --json request.json",
 )
-COUNTS = list(TENANTS)
-TOGETHER = [1, 16, 64]
-MULTIPLES = list(TIMES)
-WAVES = list(AT_ONCE)
-FLEETS = list(SIZES)
-RESIDENT = list(MEMORY_COUNTS)
+REQUEST_SIZES = [1, 16, 64]
 SYSTEMS: list[str] = list(get_args(SystemName))
 POPULARITIES: list[str] = list(get_args(Popularity))
 FLEET = Path("build/fleet-bert-base-10000/models")
-BATCHINGS = list(MODES)
-RATES = [0.5, 1.0, 2.0]
-POLICY_NAMES = list(POLICIES)
+BATCHING_MODES = list(MODES)
+BATCHING_RATES = [0.5, 1.0, 2.0]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Triton model repository.")]
-PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw it: a .svg or .png file.")]
+PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw the result: a .svg or .png file.")]
 TextsOption = Annotated[
     str,
     typer.Option(
         "--texts",
-        help="pool: what a fleet's tables know; unseen: sentences of Wikipedia; shuffled: their words in random orders; "
-        "examples: the tenants' own.",
+        help="pool: texts that a fleet's tables know; unseen: sentences of Wikipedia; shuffled: their words in random orders; "
+        "examples: the tenants' example texts.",
     ),
 ]
-LookUpThreadsOption = Annotated[int, typer.Option(min=0, help="That compute what no table has; 0: one, as served.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="A look in seconds or minutes: one round, less load.")]
+LookUpThreadsOption = Annotated[
+    int, typer.Option(min=0, help="Threads that compute n-grams that no table has; 0: one, as served.")
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Take seconds or minutes: one round, less load.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
 
+def choose(what: str, names: Collection[str], choices: Sequence[str]) -> list[Any]:
+    """Return the named choices, in the order of `choices`. Raises ConfigError for a name that is no choice."""
+    if unknown := sorted(set(names) - set(choices)):
+        raise ConfigError(f"no {what} {unknown[0]!r}; there are {', '.join(choices)}")
+    return [name for name in choices if name in names]
+
+
 def check_policies(names: list[str]) -> None:
-    """Before a server is started. Raises ConfigError naming the policies there are."""
+    """Check the names of policies before a server is started. Raises ConfigError with the names of all policies."""
     for name in names:
         load_policy(name, {})
 
 
 @app.command(name="plot-lookup")
 def bench_lookup(models: ModelsOption = DEMO, rounds: RoundsOption = 9, json_file: JsonOption = None) -> None:
-    """Time of a 128-token look-up from memory, and which level answers how many windows of unseen text.
+    """Measure a 128-token look-up from memory, and how many windows of unseen text each level answers.
 
     Example: hplm bench plot-lookup --json plot-lookup.json
     """
@@ -98,7 +102,7 @@ def bench_upper(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
-    """Tokens per second of the upper layers, packed against padded, and the share of the machine's matrix peak.
+    """Measure the tokens per second of the upper layers, packed and padded, and the share of the machine's matrix peak.
 
     Example: hplm bench upper --threads 2
     """
@@ -109,12 +113,14 @@ def bench_upper(
 def bench_request(
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 5,
-    count: Annotated[int, typer.Option(min=8, help="Texts a round.")] = 2000,
+    count: Annotated[int, typer.Option(min=8, help="Texts per round.")] = 2000,
     concurrency: Annotated[int, typer.Option(min=1, help="Texts under way at saturation.")] = 256,
-    together: Annotated[list[int], typer.Option(min=1, max=64, help="Texts in a request; again for more.")] = TOGETHER,
+    together: Annotated[
+        list[int], typer.Option(min=1, max=64, help="Texts in a request; again for more.")
+    ] = REQUEST_SIZES,
     json_file: JsonOption = None,
 ) -> None:
-    """Latency of one request at a time, throughput of many, over gRPC and HTTP, on a real server started for it.
+    """Measure the latency of one request at a time and the throughput of many, over gRPC and HTTP, on a real server.
 
     Example: hplm bench request --concurrency 64 --together 1
     """
@@ -125,40 +131,39 @@ def bench_request(
 def bench_response(
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 3,
-    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = COUNTS,
-    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds a run.")] = 60.0,
+    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = RESPONSE_TENANTS,
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds per run.")] = 60.0,
     texts: TextsOption = "unseen",
     quantization: Annotated[
         list[str] | None,
-        typer.Option(help="none or int8, of both stages; give it twice and two servers take turns. Default: as set."),
+        typer.Option(help="none or int8, of both stages. Give it twice, and two servers take turns. Default: as set."),
     ] = None,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Response time by number of tenants, each one request every 20 s (HMI Fig. 12), on a real server started for it.
+    """Measure response times by number of tenants that each send a request every 20 s, on a real server (HMI Fig. 12).
 
     Example: hplm bench response --models build/fleet-minilm-10000/models --json response.json --picture response.svg
     """
     if quick:
         tenants, rounds, duration_s = sorted(tenants)[:2], 1, min(duration_s, 10.0)
-    if unknown := sorted(set(quantization or ()) - set(get_args(Quantization))):
-        raise ConfigError(f"no quantization {unknown[0]!r}; there are {', '.join(get_args(Quantization))}")
-    response(models, tenants, rounds, duration_s, texts, picture, quantization or ()).publish(json_file)
+    quantizations = choose("quantization", quantization or (), get_args(Quantization))
+    response(models, tenants, rounds, duration_s, texts, picture, quantizations).publish(json_file)
 
 
 @app.command(name="burst")
 def bench_burst(
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 3,
-    scale: Annotated[float, typer.Option(min=0.004, help="Times 250 clients.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.004, help="Number of clients, divided by 250.")] = 1.0,
     count: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 50,
     texts: TextsOption = "unseen",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Response times of 250 clients started 0.05 s apart, each 50 requests, one every 1.2 s (HMI Fig. 13).
+    """Measure response times of 250 clients, started 0.05 s apart, that send 50 requests each, every 1.2 s (HMI Fig. 13).
 
     Example: hplm bench burst --models build/fleet-minilm-10000/models --json burst.json --picture burst.svg
     """
@@ -170,14 +175,14 @@ def bench_burst(
 @app.command(name="waves")
 def bench_waves(
     models: ModelsOption = DEMO,
-    at_once: Annotated[list[int], typer.Option(min=1, help="Requests of a wave; again for more.")] = WAVES,
+    at_once: Annotated[list[int], typer.Option(min=1, help="Requests per wave; again for more.")] = WAVE_SIZES,
     count: Annotated[int, typer.Option(min=1, help="Waves of each size, one a second.")] = 20,
     texts: TextsOption = "unseen",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Response times of a few requests at once to a server that is idle before and after.
+    """Measure response times of a few requests at once to a server that is idle before and after.
 
     Example: hplm bench waves --at-once 8 --at-once 96 --json waves.json
     """
@@ -190,17 +195,19 @@ def bench_waves(
 def bench_overload(
     models: ModelsOption = DEMO,
     times: Annotated[
-        list[float], typer.Option(min=0.1, help="Offered, times the capacity; again for more.")
-    ] = MULTIPLES,
+        list[float], typer.Option(min=0.1, help="Offered load, times the capacity; again for more.")
+    ] = OVERLOAD_TIMES,
     rounds: RoundsOption = 3,
-    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds a load.")] = 20.0,
-    deadline_s: Annotated[float, typer.Option("--deadline", min=0.01, help="Of each request, seconds.")] = 2.0,
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds per load.")] = 20.0,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", min=0.01, help="Deadline of each request, in seconds.")
+    ] = 2.0,
     texts: TextsOption = "shuffled",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """What is answered in time, and how soon the rest is refused, where more comes than can be done.
+    """Measure answers in time, and how soon requests are refused, if more arrive than can be answered.
 
     Example: hplm bench overload --models build/fleet-minilm-10000/models --times 3 --times 10 --json overload.json
     """
@@ -213,45 +220,48 @@ def bench_overload(
 def bench_tenants(
     shape: Annotated[Shape, typer.Option(help="Which fleet: the size of its base.")] = "minilm",
     fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
-    system: Annotated[list[str], typer.Option(help="Whom to measure; again for more.")] = SYSTEMS,
-    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = FLEETS,
+    system: Annotated[list[str], typer.Option(help="System to measure; again for more.")] = SYSTEMS,
+    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = THROUGHPUT_TENANTS,
     popularity: Annotated[list[str], typer.Option(help="How requests choose tenants.")] = POPULARITIES,
-    duration_s: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds a point.")] = Load.duration_s,
+    duration_s: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds per point.")] = Load.duration_s,
     warm_up_s: Annotated[
-        float, typer.Option("--warm-up-seconds", min=0, help="At most so long every tenant is asked once before.")
+        float,
+        typer.Option(
+            "--warm-up-seconds", min=0, help="Most seconds for first requests to all tenants, before a point."
+        ),
     ] = Load.warm_up_s,
     rounds: RoundsOption = Load.rounds,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = Load.in_flight,
     generators: Annotated[
-        int, typer.Option(min=1, help="Processes that send them: one may be too slow for a GPU.")
+        int, typer.Option(min=1, help="Processes that send requests: one may be too slow for a GPU.")
     ] = Load.generators,
     response_s: Annotated[
-        float, typer.Option("--response-seconds", min=0, help="Seconds of open load after it; 0: none.")
+        float, typer.Option("--response-seconds", min=0, help="Seconds of open load after that; 0: none.")
     ] = Load.response_s,
     response_share: Annotated[
-        float, typer.Option(min=0.05, max=0.95, help="Of hBERT's throughput, offered as the open load.")
+        float, typer.Option(min=0.05, max=0.95, help="Rate of the open load, as a share of hBERT's throughput.")
     ] = Load.response_share,
     threads: Annotated[
         int,
         typer.Option(
             min=1,
-            help="That compute, of every system: processes, but of whole models threads of one. hBERT's look-up has one more, "
-            "on a GPU as many.",
+            help="Computing threads of every system: one process each, but threads of one process for whole models. hBERT's "
+            "look-up stage has one more process, on a GPU as many more.",
         ),
     ] = Limits.num_threads,
     budget_mb: Annotated[int, typer.Option(min=1, help="Memory for a peer's whole models.")] = Limits.budget_mb,
     disk_mb: Annotated[int, typer.Option(min=1, help="Disk for the files of a peer's models.")] = Limits.disk_mb,
     slots: Annotated[
-        int, typer.Option(min=0, help="num_slots of each of hBERT's upper stages; 0: as the fleet has them, else 64.")
+        int, typer.Option(min=0, help="num_slots of each encode process of hBERT; 0: as in the fleet, else 64.")
     ] = 0,
     texts: TextsOption = "pool",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Throughput by number of tenants beside whole models, a shared body and adapters alone (HMI Fig. 11).
+    """Measure throughput by number of tenants, beside whole models, a shared body and adapters without PLOT (HMI Fig. 11).
 
-    The fleet is built before: `hplm build fleet --shape minilm --tenants 10000`. Examples:
+    Build the fleet before: `hplm build fleet --shape minilm --tenants 10000`. Examples:
 
       hplm bench tenants --shape bert-base --json tenants.json --picture tenants.svg
 
@@ -263,9 +273,9 @@ def bench_tenants(
     report = throughput_by_tenants(
         fleet or Path(f"build/fleet-{shape}-10000"),
         shape,
-        parse_systems(system),
+        choose("system", system, get_args(SystemName)),
         tenants,
-        parse_popularities(popularity),
+        choose("popularity", popularity, get_args(Popularity)),
         Load(duration_s, warm_up_s, rounds, in_flight, response_s, response_share, generators),
         Limits(threads, budget_mb, disk_mb),
         picture,
@@ -278,7 +288,7 @@ def bench_tenants(
 FleetOption = Annotated[
     Path, typer.Option("--models", help="Repository of a fleet: `hplm build fleet --shape bert-base`.")
 ]
-SecondsOption = Annotated[float, typer.Option("--seconds", min=1, help="Seconds a point.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", min=1, help="Seconds per point.")]
 
 
 @app.command(name="adapters")
@@ -288,7 +298,7 @@ def bench_adapters(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
-    """One layer's adapters of 1 to 64 tenants: gathered into batched products, text by text, in a plain loop, by grouped_mm.
+    """Measure one layer's adapters of 1 to 64 tenants: in batched products, text by text, in a plain loop, by grouped_mm.
 
     Example: hplm bench adapters --json adapters.json
     """
@@ -298,23 +308,21 @@ def bench_adapters(
 @app.command(name="batching")
 def bench_batching(
     models: FleetOption = FLEET,
-    mode: Annotated[list[str], typer.Option(help="Batching mode; again for more.")] = BATCHINGS,
+    mode: Annotated[list[str], typer.Option(help="Batching mode; again for more.")] = BATCHING_MODES,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
     rate: Annotated[
-        list[float], typer.Option(help="Arrival rate over the first mode's throughput; again for more.")
-    ] = RATES,
+        list[float], typer.Option(help="Arrival rate, times the first mode's throughput; again for more.")
+    ] = BATCHING_RATES,
     policy: Annotated[
         str,
-        typer.Option(
-            help="Who comes first, in every mode but slotted: fcfs as in Figs. 11 and 12, das as in 9 and 10."
-        ),
+        typer.Option(help="Policy of every mode except slotted: fcfs as in Figs. 11 and 12, das as in 9 and 10."),
     ] = "fcfs",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Batching modes: throughput at saturation, throughput and utility by arrival rate, speed by slots (TCB Figs. 9 to 14).
+    """Measure batching modes: saturated throughput, throughput and utility by rate, speed by row slots (TCB Figs. 9 to 14).
 
     Examples:
 
@@ -322,8 +330,7 @@ def bench_batching(
 
       hplm bench batching --policy das --mode packed --mode turbo --mode naive
     """
-    if unknown := sorted(set(mode) - set(BATCHINGS)):
-        raise ConfigError(f"no batching mode {unknown[0]!r}; there are {', '.join(BATCHINGS)}")
+    choose("batching mode", mode, BATCHING_MODES)
     if quick:
         rounds, seconds, rate = 1, 3.0, []
     check_policies([policy])
@@ -333,14 +340,14 @@ def bench_batching(
 @app.command(name="schedulers")
 def bench_schedulers(
     models: FleetOption = FLEET,
-    policy: Annotated[list[str], typer.Option(help="Scheduling policy; again for more.")] = POLICY_NAMES,
+    policy: Annotated[list[str], typer.Option(help="Scheduling policy; again for more.")] = POLICIES,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Policies at twice the capacity: utility, deadlines met, and their own cost (TCB Figs. 15 and 16).
+    """Measure policies at twice the capacity: utility, deadlines met, and the policies' own cost (TCB Figs. 15 and 16).
 
     Example: hplm bench schedulers --policy das --policy sjf --json schedulers.json
     """
@@ -361,7 +368,7 @@ def bench_pipeline(
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """What look-up and swapping at the same time as computing are worth (HMI Table 6).
+    """Measure the speed-up of look-up and swapping at the same time as computing (HMI Table 6).
 
     Example: hplm bench pipeline --models build/fleet-minilm-10000/models --look-up-threads 2 --json pipeline.json
     """
@@ -375,12 +382,12 @@ def bench_limit(
     models: FleetOption = FLEET,
     rounds: RoundsOption = 5,
     seconds: SecondsOption = 10.0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda, for the part in-process.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda, of the engine and of the server.")] = "auto",
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Share of the machine's matrix peak in the saturated upper layers, and what Triton leaves of it.
+    """Measure the saturated upper layers' share of the machine's matrix peak, and the share of that through Triton.
 
     Example: hplm bench limit --json limit.json --picture limit.svg
     """
@@ -399,7 +406,7 @@ def bench_int8(
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """What the stages' setting `quantization: int8` is worth, for known and for new text, and how far it moves values.
+    """Measure the speed-up of the setting `quantization: int8`, for known and for new text, and how far int8 moves values.
 
     Example: hplm bench int8 --json int8.json --picture int8.svg
     """
@@ -411,13 +418,13 @@ def bench_int8(
 @app.command(name="trace")
 def bench_trace(
     models: FleetOption = FLEET,
-    count: Annotated[int, typer.Option(min=64, help="Requests a pass.")] = 512,
+    count: Annotated[int, typer.Option(min=64, help="Requests per pass.")] = 512,
     slots: Annotated[int, typer.Option(min=2, help="Adapter slots.")] = 65,
-    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev here.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="File for a trace that ui.perfetto.dev opens.")] = None,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """What each thread of both stages does while requests are under way (HMI Fig. 17).
+    """Trace what each thread of both stages does while requests are under way (HMI Fig. 17).
 
     Example: hplm bench trace --perfetto trace.json --picture trace.png
     """
@@ -426,30 +433,30 @@ def bench_trace(
 
 @app.command(name="all")
 def bench_all(
-    out: Annotated[Path, typer.Option(help="Folder for reports and pictures.")] = Path("build/bench"),
+    out: Annotated[Path, typer.Option(help="Folder for results and pictures.")] = Path("build/bench"),
     quick: QuickOption = False,
 ) -> None:
-    """Every benchmark, one after another, each with its report and picture in a folder; builds the fleets it lacks.
+    """Run every benchmark, one after another, with results and pictures in a folder; build missing fleets.
 
-    The demo is built before: `make serve` or `hplm build demo`.
+    Build the demo before: `make serve` or `hplm build demo`.
 
     Example: hplm bench all --quick
     """
-    everything(out, quick)
+    run_all(out, quick)
 
 
 @app.command(name="memory")
 def bench_memory(
     shape: Annotated[Shape, typer.Option(help="Which fleet: the size of its base.")] = "minilm",
     fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
-    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = RESIDENT,
+    tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = MEMORY_TENANTS,
     quick: QuickOption = False,
     picture: PictureOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Device, host and disk bytes of an added tenant (HMI Table 2), on a real server that keeps all tenants in memory.
+    """Measure device, host and disk bytes of an added tenant, on a real server with all tenants in memory (HMI Table 2).
 
-    The fleet is built before: `hplm build fleet`. Example: hplm bench memory --shape bert-base --json memory.json
+    Build the fleet before: `hplm build fleet`. Example: hplm bench memory --shape bert-base --json memory.json
     """
     counts = sorted(tenants)[:2] if quick else tenants
     memory_by_tenants(fleet or Path(f"build/fleet-{shape}-10000"), shape, counts, picture).publish(json_file)

@@ -1,9 +1,8 @@
-"""`hplm loadtest`."""
+"""The command `hplm loadtest`."""
 
 from __future__ import annotations
 
 import itertools
-import signal
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,9 @@ from hplm.errors import ConfigError, DataError, TenantNameError, TextCountError
 from hplm.reporting.benchmark_result import Goal, JsonOption, Report, plain
 from hplm.reporting.command_options import with_shared
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.scenarios.run import LATE_S, NOT_SENT, Run, goals_of
-from hplm_loadtest.scenarios.stop import STOPS, stop_by_signals
+from hplm_loadtest.scenarios.outcomes import LATE_S, NOT_SENT, Run
+from hplm_loadtest.scenarios.result_rows import load_goals
+from hplm_loadtest.scenarios.stop_signals import stop_on_signals
 from hplm_loadtest.workloads.arrivals import (
     Arrivals,
     BurstArrivals,
@@ -30,15 +30,15 @@ from hplm_loadtest.workloads.arrivals import (
     require_positive,
 )
 from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.plan import Mix, Plan
+from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
 from hplm_loadtest.workloads.tenants import Tenants, UniformTenants, ZipfTenants
 
 if TYPE_CHECKING:
-    from hplm_loadtest.scenarios.locustfile import Outcome
+    from hplm_loadtest.scenarios.locust_load import Outcome
 
-OF_A_SLICE = ("offered_per_s", "in_time", "p50_ms", "p95_ms", "p99_ms", "refused", "lost", "kept_up")
+SLICE_COLUMNS = ("offered_per_s", "in_time", "p50_ms", "p95_ms", "p99_ms", "refused", "lost", "kept_up")
 app = typer.Typer(
-    callback=lambda: stop_by_signals("loadtest"),
+    callback=lambda: stop_on_signals("loadtest"),
     no_args_is_help=True,
     help="Put load on a running server with Locust, over HTTP or gRPC, at planned times whatever the server does; latency "
     "counts from the planned time. Status 1 where requests were lost or failed, or where the load fell behind its plan.",
@@ -47,24 +47,24 @@ app = typer.Typer(
 
 
 def positive(option: typer.CallbackParam, value: float) -> float:
-    """A callback of the option. Raises ConfigError where the value is not, or is infinite."""
+    """Check the value of an option. Raises ConfigError if the value is not positive or is infinite."""
     require_positive(**{option.opts[0]: value})
     return value
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """When requests come, independent of whom they are for and what they say."""
+    """The times at which requests arrive. `slices`: number of equal parts of the duration that get a row each."""
 
     name: str
     arrivals: Arrivals
     duration_s: float
-    slices: int = 0  # of its time, each with a row of its own
+    slices: int = 0
 
 
 @dataclass(frozen=True)
 class Load:
-    """The options of every scenario: where the load goes and what it is made of."""
+    """The options of every scenario: the server, the tenants, the texts and the deadlines."""
 
     url: Annotated[
         str,
@@ -73,28 +73,31 @@ class Load:
             help="http://HOST:PORT or grpc://HOST:PORT, with https or grpcs over TLS; with --protocol, HOST:PORT.",
         ),
     ] = "http://127.0.0.1:8000"
-    protocol: Annotated[str | None, typer.Option(help="http or grpc, where the address does not say it.")] = None
+    protocol: Annotated[str | None, typer.Option(help="http or grpc, if the address does not say which.")] = None
     models: Annotated[
         Path | None,
         typer.Option(
-            help="Model repository whose tenants are asked, with two texts those of pairs.",
+            help="Model repository whose tenants get requests. Tenants of pairs get two texts.",
             show_default="ask the server",
         ),
     ] = None
-    tenants_given: Annotated[
+    tenants_option: Annotated[
         str | None,
         typer.Option(
             "--tenants",
             metavar="NAME,NAME|FILE",
-            help="Tenants to ask, none of pairs: names, or a file with a name a line.",
+            help="Tenants of single texts that get requests: names, or a file with one name per line.",
             show_default="all that the server's manager lists",
         ),
     ] = None
     zipf: Annotated[
-        float, typer.Option(help="Tenant at rank r asked 1/r^ZIPF as often as the first; 0: all alike.")
+        float,
+        typer.Option(
+            help="The tenant at rank r gets 1/r^ZIPF times the requests of the first; 0: all tenants equally."
+        ),
     ] = 0
     text_file: Annotated[
-        Path | None, typer.Option("--text", help="Texts, one a line; default: sentences of Wikipedia.")
+        Path | None, typer.Option("--text", help="Texts, one per line; default: sentences of Wikipedia.")
     ] = None
     deadlines: Annotated[
         str | None, typer.Option(help="NAME=SECONDS:SHARE,... such as interactive=0.1:0.7,batch=2:0.3.")
@@ -104,15 +107,15 @@ class Load:
         typer.Option("--timeout", min=0.1, callback=positive, help="Seconds after which a request counts as lost."),
     ] = 30.0
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same requests at the same times.")] = 0
-    web: Annotated[bool, typer.Option("--web", help="Locust's web page; runs start there.")] = False
+    web: Annotated[bool, typer.Option("--web", help="Open Locust's web page; runs start there.")] = False
     web_port: Annotated[
-        int | None, typer.Option(help="Where the page is, with --web or without; 8089 if not given.")
+        int | None, typer.Option(help="Port of the page, which opens also without --web; 8089 if not given.")
     ] = None
     json_file: JsonOption = None
 
     @property
     def page_port(self) -> int | None:
-        """Of Locust's page; None without one. Raises ConfigError where it is none."""
+        """Return the port of Locust's page, None without a page. Raises ConfigError for a number that is no port."""
         port = self.web_port if self.web_port is not None or not self.web else 8089
         if port is not None and not 0 < port < 65536:
             raise ConfigError(f"--web-port is from 1 to 65535, not {port}")
@@ -120,65 +123,70 @@ class Load:
 
     @property
     def address(self) -> str:
-        """With its scheme. Raises ConfigError where --protocol says another."""
-        scheme, found, _ = self.url.partition("://")
+        """Return the server's address with its scheme. Raises ConfigError if --protocol contradicts the scheme."""
+        scheme, separator, _ = self.url.partition("://")
         if self.protocol not in (None, "http", "grpc"):
             raise ConfigError(f"--protocol is http or grpc, not {self.protocol!r}")
-        if found and self.protocol not in (None, scheme.removesuffix("s")):
+        if separator and self.protocol not in (None, scheme.removesuffix("s")):
             raise ConfigError(
                 f"--protocol {self.protocol} does not fit {self.url}; ports differ, so write the whole address"
             )
-        return self.url if found or self.protocol is None else f"{self.protocol}://{self.url}"
+        return self.url if separator or self.protocol is None else f"{self.protocol}://{self.url}"
 
-    def mix(self) -> Mix:
-        """What is sent. Raises ConfigError or DataError."""
-        from hplm_loadtest.workloads.texts import lines, unseen_sentences
+    def mix(self) -> RequestMix:
+        """Return the source of the load's requests. Raises ConfigError, DataError or UnreachableError."""
+        from hplm_loadtest.workloads.texts import read_lines, wikipedia_sentences
 
-        names, of_pairs = self._names()
-        sent = lines(self.text_file) if self.text_file is not None else unseen_sentences(200)
+        names, pair_tenants = self._tenants()
+        texts = read_lines(self.text_file) if self.text_file is not None else wikipedia_sentences(200)
         tenants: Tenants = ZipfTenants(names, self.zipf) if self.zipf else UniformTenants(names)
         deadlines = DeadlineClasses.parse(self.deadlines) if self.deadlines is not None else None
-        return Mix(tenants, sent, deadlines, frozenset(of_pairs))
+        return RequestMix(tenants, texts, deadlines, frozenset(pair_tenants))
 
-    def _names(self) -> tuple[list[str], list[str]]:
-        """Return the names of all tenants to ask, and of those of pairs. Raises ConfigError, DataError or UnreachableError."""
-        if self.tenants_given is not None and self.models is not None:
+    def _tenants(self) -> tuple[list[str], list[str]]:
+        """Return the names of all tenants that get requests, and the names of those that take pairs of texts."""
+        if self.tenants_option is not None and self.models is not None:
             raise ConfigError("--tenants and --models both say which tenants to ask: leave one out")
-        if self.tenants_given is not None:
-            return given_names(self.tenants_given), []
+        if self.tenants_option is not None:
+            return parse_tenants(self.tenants_option), []
         if self.models is None:
-            from hplm_loadtest.scenarios.locustfile import names_of_server
+            from hplm_loadtest.scenarios.locust_load import list_tenants
 
-            return names_of_server(self.address, self.timeout_s), []
-        # Reading a store imports torch, which other loads do not need.
-        from hplm_loadtest.benchmarks.models import names_by_texts
+            listed = list_tenants(self.address, self.timeout_s)
+            return [tenant.name for tenant in listed], [tenant.name for tenant in listed if tenant.texts == 2]
+        # Imported here because reading a store imports torch, which other loads do not need.
+        from hplm_loadtest.benchmarks.served_repository import tenants_by_texts
 
         if not self.models.is_dir():
             raise ConfigError(
                 f"there is no {self.models}: without --models the server names its tenants, --tenants names some of them"
             )
-        single, of_pairs = names_by_texts(self.models)
-        return sorted([*single, *of_pairs]), of_pairs
+        single, pairs = tenants_by_texts(self.models)
+        return sorted([*single, *pairs]), pairs
 
 
-def given_names(given: str) -> list[str]:
-    """Return the lines of a file, or else the names between commas. Raises DataError if `given` is neither."""
-    from hplm_loadtest.workloads.texts import lines
+def parse_tenants(option: str) -> list[str]:
+    """Return the lines of a file, or else the names between commas. Raises DataError if the option is neither."""
+    from hplm_loadtest.workloads.texts import read_lines
 
     # A misspelt path is refused here. A tenant called `a.txt` is named by `a.txt,`.
-    if Path(given).is_file() or "/" in given or given.endswith(".txt"):
-        return lines(Path(given))
-    names = [name.strip() for name in given.split(",") if name.strip()]
+    if Path(option).is_file() or "/" in option or option.endswith(".txt"):
+        return read_lines(Path(option))
+    names = [name.strip() for name in option.split(",") if name.strip()]
     try:
         return [check_name(name) for name in names]
     except TenantNameError as error:
-        raise DataError(f"--tenants {given!r} is neither a file nor names with commas between: {error}") from None
+        raise DataError(f"--tenants {option!r} is neither a file nor names with commas between: {error}") from None
 
 
-def perform(scenario: Scenario, load: Load) -> None:
-    """Run, report, end with status 1 where the run was no good, with 128 and the signal's number where one ended it."""
-    # First of all that is imported for a run: it patches the standard library.
-    from hplm_loadtest.scenarios.locustfile import Errand, check_page, follow
+def run_scenario(scenario: Scenario, load: Load) -> None:
+    """Run a scenario and publish its result.
+
+    Exits with status 1 if requests were lost or failed or the generator fell behind, with 128 plus the signal's number if a
+    signal stopped the run.
+    """
+    # Imported before anything else that a run needs, because the module patches the standard library.
+    from hplm_loadtest.scenarios.locust_load import LoadTask, check_page, run_load
 
     page_port = load.page_port
     if page_port is not None:
@@ -186,36 +194,34 @@ def perform(scenario: Scenario, load: Load) -> None:
     mix = load.mix()
     rng = np.random.default_rng(load.seed)
 
-    def make_plan() -> Plan:
+    def make_plan() -> LoadPlan:
         return mix.plan(scenario.arrivals, scenario.duration_s, rng)
 
     def name_of(deadline_s: float) -> str:
         return "predict" if mix.deadlines is None else mix.deadlines.name_of(deadline_s)
 
     with progress_bars(transient=True) as progress:
-        errand = Errand(make_plan, name_of, load.timeout_s, progress)
-        outcome = follow(load.address, scenario.name, errand, page_port)
-    report(scenario, load, mix, outcome).publish(load.json_file)
-    for number in STOPS:
-        signal.signal(number, signal.SIG_DFL)
+        load_task = LoadTask(make_plan, name_of, load.timeout_s, progress)
+        outcome = run_load(load.address, scenario.name, load_task, page_port)
+    make_result(scenario, load, mix, outcome).publish(load.json_file)
     is_good = judge(outcome.run)
     if not outcome.is_whole:
-        log_rate_limited(
+        print_error(
             f"stopped after {outcome.run.duration_s:.1f} of {plain(scenario.duration_s)} s, "
-            f"{len(outcome.run):,} of {outcome.planned:,} requests: these are figures of that part"
+            f"{len(outcome.run):,} of {outcome.planned:,} requests: the figures are of that part"
         )
         raise typer.Exit(128 + outcome.signal if outcome.signal else 1)
     if not is_good:
         raise typer.Exit(1)
 
 
-def log_rate_limited(what: str) -> None:
+def print_error(message: str) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"hplm loadtest: {what}", style="red")
+    console.print(f"hplm loadtest: {message}", style="red")
 
 
-def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report:
-    """All requests in the first row, then one for each deadline class, then one for each slice of time."""
+def make_result(scenario: Scenario, load: Load, mix: RequestMix, outcome: Outcome) -> Report:
+    """Return the benchmark result: a row of all requests, one row per deadline class, one row per slice of time."""
     run = outcome.run
     rows = [{"requests_of": "all", **run.row()}]
     if mix.deadlines is not None:
@@ -227,8 +233,8 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
     for start_s, end_s in itertools.pairwise(edges_s):
         if len(part := run.between(start_s, end_s)):
             figures = part.row()
-            rows.append({"seconds": f"{plain(start_s)}-{plain(end_s)}", **{key: figures[key] for key in OF_A_SLICE}})
-    about = {
+            rows.append({"seconds": f"{plain(start_s)}-{plain(end_s)}", **{key: figures[key] for key in SLICE_COLUMNS}})
+    settings = {
         "url": outcome.url,
         "arrivals": str(scenario.arrivals),
         "duration_s": run.duration_s,
@@ -236,7 +242,7 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
         "interrupted": not outcome.is_whole,
         "seed": load.seed,
         "tenants": len(mix.tenants.names),
-        "of_pairs": len(mix.of_pairs),
+        "of_pairs": len(mix.pair_tenants),
         "zipf": load.zipf,
         "texts": len(mix.texts),
         "mean_words": round(float(np.mean([len(text.split()) for text in mix.texts])), 1),
@@ -244,51 +250,48 @@ def report(scenario: Scenario, load: Load, mix: Mix, outcome: Outcome) -> Report
     }
     sent = len(run) - run.codes.count(NOT_SENT)
     whole = Goal("loadtest-whole", "share of the plan that was sent", 1, sent / outcome.planned, "", "higher")
-    return Report(f"loadtest {scenario.name}", about, rows, [*goals_of("loadtest", rows[:1]), whole])
+    return Report(f"loadtest {scenario.name}", settings, rows, [*load_goals("loadtest", rows[:1]), whole])
 
 
 def judge(run: Run) -> bool:
     """Return whether the figures mean anything; print one line if requests were lost or failed, or if one side fell behind."""
     bad = run.kinds["lost"] + run.kinds["failed"]
-    if (words := verdict(run)) is not None:
-        log_rate_limited(words)
+    if (message := verdict(run)) is not None:
+        print_error(message)
     return bad == 0 and run.kept_up
 
 
 def verdict(run: Run) -> str | None:
     """Return what went wrong, on which side, and what to do; None if nothing did."""
-    crowded, kinds = run.codes.count(NOT_SENT), run.kinds
-    lost = kinds["lost"] - crowded
+    not_sent, kinds = run.codes.count(NOT_SENT), run.kinds
     counts = [
-        f"{count:,} {what}"
-        for count, what in (
-            (crowded, "not sent because too many were under way"),
-            (lost, "lost"),
+        f"{count:,} {outcome}"
+        for count, outcome in (
+            (not_sent, "not sent because too many were under way"),
+            (kinds["lost"] - not_sent, "lost"),
             (kinds["refused"], "refused"),
             (kinds["failed"], "failed"),
         )
         if count
     ]
-    of_all = f"of {len(run):,} requests {', '.join(counts)}" if counts else ""
+    summary = f"of {len(run):,} requests {', '.join(counts)}" if counts else ""
     match run.fell_behind:
         case "generator":
             late = f"{100 * (1 - run.sent_within(LATE_S)):.1f} % of the requests were sent more than 20 ms late"
             return (
-                f"the load generator fell behind: {'; '.join(filter(None, [late, of_all]))}. These figures are of the "
+                f"the load generator fell behind: {'; '.join(filter(None, [late, summary]))}. These figures are of the "
                 "generator, not of the server: lower the rate, free a core for it, or run it on another machine"
             )
         case "server":
             slow = f"half of its answers took more than {np.median(run.answer_s):,.1f} s" if run.is_server_slow else ""
             return (
-                f"the server fell behind: {'; '.join(filter(None, [of_all, slow]))}. Lower the rate, or give the server more "
+                f"the server fell behind: {'; '.join(filter(None, [summary, slow]))}. Lower the rate, or give the server more "
                 "cores or processes"
             )
     if kinds["lost"] + kinds["failed"] == 0:
         return None
-    of_pairs = (
-        "tenants of pairs take two texts, so name tenants by --models" if TextCountError.code in run.codes else ""
-    )
-    return f"{of_all}: {of_pairs or 'the row `errors` has their codes'}"
+    pairs = "tenants of pairs take two texts, so name tenants by --models" if TextCountError.code in run.codes else ""
+    return f"{summary}: {pairs or 'the row `errors` has their codes'}"
 
 
 command = partial(with_shared, Load)
@@ -312,12 +315,12 @@ def steady(
         ),
     ] = 1.0,
 ) -> None:
-    """The same mean rate all the time.
+    """Send requests at a constant mean rate.
 
     Example: hplm loadtest steady --rate 50 --deadlines interactive=0.1:0.7,batch=2:0.3
     """
     arrivals = PoissonArrivals(rate_per_s) if cv == 1 else GammaArrivals(rate_per_s, cv)
-    perform(Scenario("steady", arrivals, duration_s), load)
+    run_scenario(Scenario("steady", arrivals, duration_s), load)
 
 
 @app.command()
@@ -328,11 +331,11 @@ def ramp(
     to_per_s: Annotated[float, typer.Option("--to", min=0, help="Requests per second at the end.")] = 100.0,
     duration_s: Duration = 60.0,
 ) -> None:
-    """A mean rate that grows in a straight line, to see where answers start to be late.
+    """Send requests at a mean rate that changes linearly, to see from which rate on answers are late.
 
     Example: hplm loadtest ramp --from 5 --to 200 --duration 120 --web
     """
-    perform(Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s, slices=10), load)
+    run_scenario(Scenario("ramp", RampArrivals(from_per_s, to_per_s), duration_s, slices=10), load)
 
 
 @app.command()
@@ -341,19 +344,19 @@ def burst(
     load: Load,
     clients: Annotated[int, typer.Option(min=1, help="Senders.")] = 250,
     stagger_s: Annotated[
-        float, typer.Option("--stagger", min=0, help="Seconds from one's start to the next's.")
+        float, typer.Option("--stagger", min=0, help="Seconds from the start of a sender to the start of the next.")
     ] = 0.05,
     period_s: Annotated[
-        float, typer.Option("--every", callback=positive, help="Seconds from one's request to its next.")
+        float, typer.Option("--every", callback=positive, help="Seconds between two requests of a sender.")
     ] = 1.2,
-    count: Annotated[int, typer.Option(min=1, help="Requests of each.")] = 50,
+    count: Annotated[int, typer.Option(min=1, help="Requests of each sender.")] = 50,
 ) -> None:
-    """Senders that start one after another, each a request every so often (HMI Fig. 13).
+    """Send a burst: senders start one after another, and each sends a request at a fixed interval (HMI Fig. 13).
 
     Example: hplm loadtest burst --clients 100 --count 20 --zipf 1
     """
     arrivals = BurstArrivals(clients, stagger_s, period_s, count)
-    perform(Scenario("burst", arrivals, arrivals.lasts_s), load)
+    run_scenario(Scenario("burst", arrivals, arrivals.duration_s), load)
 
 
 @app.command()
@@ -365,8 +368,8 @@ def replay(
     burstiness: Annotated[float, typer.Option(help="0: evenly spaced, 1: as recorded, 2: more bursty.")] = 1.0,
     duration_s: Duration = 60.0,
 ) -> None:
-    """A recorded trace of arrivals, at a mean rate and burstiness of one's own.
+    """Replay a recorded trace of arrivals at a given mean rate and burstiness.
 
     Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --burstiness 1.5
     """
-    perform(Scenario("replay", TraceArrivals(trace, rate_per_s, burstiness), duration_s), load)
+    run_scenario(Scenario("replay", TraceArrivals(trace, rate_per_s, burstiness), duration_s), load)

@@ -1,6 +1,6 @@
-"""The same model for ONNX Runtime: a graph of its fused BERT operators, weights beside it in a file that it maps.
+"""Writes a whole model for ONNX Runtime: a graph of its fused BERT operators, and a file of weights that it maps.
 
-Written by hand: it is what ONNX Runtime's own optimiser aims at, and a session opens without optimising anything.
+The graph has the form that ONNX Runtime's own optimiser would produce, so a session opens without optimising.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import onnx
 from onnx import TensorProto, helper
 
 from hplm.core.settings import BaseConfig
-from hplm_loadtest.peers.plain import PlainModel
+from hplm_loadtest.peers.whole_model import WholeModel
 
 MICROSOFT = "com.microsoft"
 # ONNX Runtime maps external data from page boundaries.
 PAGE = 4096
-# Of the graph: files of another are not taken for one of these.
-FORMAT = 2
-# Starts and axes of a Slice over each text's tokens.
+FORMAT = 2  # version of the graph, part of the folder's name so that files of another version are not used
+# Start and axis of a Slice over the tokens of each text.
 SLICE = {"zero": 0, "tokens": 1}
 
 
 def file_bytes(config: BaseConfig) -> int:
-    """About the size of a model's weights, fp32."""
+    """Return the approximate size of a model's weights in fp32."""
     hidden, inner = config.hidden_size, config.intermediate_size
     layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
     return 4 * (config.upper_layers * layer + (config.vocab_size + config.max_tokens) * hidden)
 
 
-def write(model: PlainModel, config: BaseConfig, path: Path, data: Path) -> None:
-    """Inputs `ids` int32 `[B, T]`, `mask` int32 `[B, T]` of 1 and 0, `read` int64 `[1]`; output `hidden` fp32 `[B, R, H]`.
+def write(model: WholeModel, config: BaseConfig, path: Path, data: Path) -> None:
+    """Write a model's graph to `path` and its weights to `data`.
 
-    R is the lesser of T and `read`: how many tokens of each text heads read, from the first on. After its attention the last
-    layer goes on with those alone.
+    Inputs: `ids` int32 `[B, T]`, `mask` int32 `[B, T]` of 1 and 0, `read` int64 `[1]`. Output: `hidden` fp32 `[B, R, H]`.
+    R is the smaller of T and `read`, the number of tokens that heads read, from the first on. After attention, the last layer
+    computes only those tokens.
     """
     arrays = _arrays(model)
     initializers, start = [], 0
@@ -59,8 +59,8 @@ def write(model: PlainModel, config: BaseConfig, path: Path, data: Path) -> None
     onnx.save_model(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path), format="protobuf")
 
 
-def _arrays(model: PlainModel) -> dict[str, npt.NDArray[np.float32]]:
-    """Initializers by name; products are `x @ W` in ONNX, so matrices are turned."""
+def _arrays(model: WholeModel) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the weights by name. Matrices are transposed, because ONNX computes `x @ W`."""
     state = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
     arrays = {}
     for name, array in state.items():
@@ -92,27 +92,27 @@ def _nodes(config: BaseConfig) -> list[onnx.NodeProto]:
         )
     ]
     for index in range(config.upper_layers):
-        layer, given = f"body.layers.{index}", f"state.{index}"
+        layer, layer_input = f"body.layers.{index}", f"state.{index}"
         nodes.append(
             helper.make_node(
                 "Attention",
-                [given, f"{layer}.qkv.weight", f"{layer}.qkv.bias", "lengths"],
-                [f"{layer}.seen"],
+                [layer_input, f"{layer}.qkv.weight", f"{layer}.qkv.bias", "lengths"],
+                [f"{layer}.context"],
                 domain=MICROSOFT,
                 num_heads=config.num_heads,
             )
         )
-        seen, after = f"{layer}.seen", f"state.{index + 1}"
+        context, output = f"{layer}.context", f"state.{index + 1}"
         if index == config.upper_layers - 1:
-            for name in (seen, given):
+            for name in (context, layer_input):
                 nodes.append(helper.make_node("Slice", [name, "zero", "read", "tokens"], [f"{name}.read"]))
-            seen, given, after = f"{seen}.read", f"{given}.read", "hidden"
-        nodes += _behind_attention(layer, seen, given, after, eps)
+            context, layer_input, output = f"{context}.read", f"{layer_input}.read", "hidden"
+        nodes += _after_attention(layer, context, layer_input, output, eps)
     return nodes
 
 
-def _behind_attention(layer: str, seen: str, given: str, after: str, eps: float) -> list[onnx.NodeProto]:
-    """The rest of a layer: `seen` of attention and the layer's input `given` -> `after`."""
+def _after_attention(layer: str, context: str, layer_input: str, output: str, eps: float) -> list[onnx.NodeProto]:
+    """Return the nodes of a layer after its attention: from `context`, the attention's output, and the layer's input."""
 
     def product(source: str, weight: str, target: str) -> onnx.NodeProto:
         return helper.make_node("MatMul", [source, f"{layer}.{weight}.weight"], [target])
@@ -126,14 +126,14 @@ def _behind_attention(layer: str, seen: str, given: str, after: str, eps: float)
             epsilon=eps,
         )
 
-    middle = f"{after}.middle"
+    middle = f"{output}.middle"
     return [
-        product(seen, "attention_out", f"{after}.attended"),
-        norm(given, f"{after}.attended", "attention_out", "attention_norm", middle),
-        product(middle, "ffn_in", f"{after}.inner"),
+        product(context, "attention_out", f"{output}.attended"),
+        norm(layer_input, f"{output}.attended", "attention_out", "attention_norm", middle),
+        product(middle, "ffn_in", f"{output}.inner"),
         helper.make_node(
-            "BiasGelu", [f"{after}.inner", f"{layer}.ffn_in.bias"], [f"{after}.activated"], domain=MICROSOFT
+            "BiasGelu", [f"{output}.inner", f"{layer}.ffn_in.bias"], [f"{output}.activated"], domain=MICROSOFT
         ),
-        product(f"{after}.activated", "ffn_out", f"{after}.out"),
-        norm(middle, f"{after}.out", "ffn_out", "ffn_norm", after),
+        product(f"{output}.activated", "ffn_out", f"{output}.out"),
+        norm(middle, f"{output}.out", "ffn_out", "ffn_norm", output),
     ]

@@ -1,4 +1,4 @@
-"""The Triton repository of a peer: one model under hBERT's name, so that the same clients and loads call it."""
+"""Writes and serves the Triton repository of a peer: one model named as hBERT, so that the same clients call it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 
 
 def write_repository(folder: Path, settings: PeerSettings, instances: int = 1) -> Path:
-    """Model folders with `settings`, whose paths must be absolute or relative to `folder/hbert/1`.
+    """Write the model folder of a peer. Paths in `settings` are absolute or relative to `folder/hbert/1`.
 
-    Each of the `instances`, processes beside each other, has all that the settings give it.
+    Each of the `instances`, processes at the same time, has all the memory and threads that the settings name.
     """
     version = folder / wire.MODEL / "1"
     version.mkdir(parents=True, exist_ok=True)
@@ -47,5 +47,5 @@ def write_repository(folder: Path, settings: PeerSettings, instances: int = 1) -
 
 
 def serve_peer(models: Path, *, log: Path) -> TritonServer:
-    """A real Triton over a repository that `write_repository` wrote. Wait until it is ready."""
+    """Start Triton over a repository that `write_repository` wrote. The caller waits until the server is ready."""
     return TritonServer(models, free_ports(), models=(wire.MODEL,), backends=(BACKENDS,), log=log, tied=True)

@@ -1,4 +1,4 @@
-"""Settings of the `peer` backend: which system answers, and with how much memory and how many threads."""
+"""Settings of the backend `peer`: the system that answers, and its memory and threads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ System = Literal["dedicated", "shared", "adapter", "onnxruntime"]
 
 @dataclass(frozen=True)
 class PeerSettings:
-    """Paths are relative to the folder of the settings file; `weights` is a folder that `weights.write_models` filled.
+    """Settings of a peer. Paths are relative to the folder of the settings file.
 
-    `budget_mb` bounds the models that `dedicated` and `onnxruntime` hold at once, the former on the `device`; the latter has
-    the processor alone. `from_disk` reads their files past the page cache, as a fleet larger than the memory must.
-    `host_cache_mb` is the memory for loaded tenants. `compute_nice` is for the threads that compute and that load models.
+    weights: a folder that `write_models` filled.
+    budget_mb: memory for whole models of `dedicated`, on the `device`, or of `onnxruntime`, which only uses the processor.
+    from_disk: read model files past the page cache, as for a fleet larger than the memory.
+    num_slots: adapter slots, for a batch of 64 tenants and the identity adapter.
+    host_cache_mb: memory for loaded tenants. compute_nice: nice value of the threads that compute and that load models.
     """
 
     system: System
@@ -25,7 +27,6 @@ class PeerSettings:
     weights: str
     budget_mb: int = 4096
     from_disk: bool = False
-    # For a batch of as many tenants, and the identity.
     num_slots: int = 65
     reduction_factor: int = 16
     host_cache_mb: int = 1024

@@ -1,4 +1,4 @@
-"""A peer as a stage: requests' bytes in, labels out, answered whenever they are ready."""
+"""The stage of a peer: takes requests as bytes and answers with labels when they are computed."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from hplm.runtime.thread_priority import SWITCH_INTERVAL_S
 from hplm.store.layout import Store
 from hplm.tasks.task import Logits
 from hplm.tasks.task_loader import task_named
-from hplm_loadtest.peers.bodies import BODIES
-from hplm_loadtest.peers.plain import PeerRequest, whole
+from hplm_loadtest.peers.engines import ENGINES
+from hplm_loadtest.peers.model_swapping import SwapWorker
 from hplm_loadtest.peers.settings import PeerSettings
-from hplm_loadtest.peers.swap import SwapWorker
+from hplm_loadtest.peers.whole_model import PeerRequest, whole_config
 
 
 @dataclass(frozen=True)
 class PeerAnswer:
-    """Labels of one text, and the `logits` float32 `[1 or T, labels]` they come from."""
+    """The labels of one text, and the `logits` float32 `[1 or T, labels]` behind the labels."""
 
     spans: list[LabelledSpan]
     logits: npt.NDArray[np.float32]
@@ -46,17 +46,20 @@ Reply = Callable[[PeerAnswer | HplmError], None]
 
 
 @dataclass(frozen=True)
-class _Job:
+class _PendingRequest:
     request: PeerRequest
     encoded: EncodedText
     reply: Reply
 
 
 class PeerStage:
-    """Tokenise in the caller's thread, compute in one of its own. Raises ArtifactError or ConfigError on construction."""
+    """A stage that tokenises in the caller's thread and computes in a thread of its own.
+
+    The constructor raises ArtifactError or ConfigError.
+    """
 
     def __init__(self, settings: PeerSettings, folder: Path) -> None:
-        # What hBERT's stages do for themselves, its peers do too.
+        # The same process settings as in hBERT's stages, for a fair comparison.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(settings.num_threads)
         if settings.num_threads == 1:
@@ -69,16 +72,16 @@ class PeerStage:
         self._bank = TenantBank(store, self._catalog, base.fingerprint, verify=False)
         device = choose_device(settings.device)
         dtype, weights = choose_dtype(settings.dtype, device), (folder / settings.weights).resolve()
-        self._body = BODIES[settings.system](settings, whole(base.config), dtype, weights, device)
+        self._engine = ENGINES[settings.system](settings, whole_config(base.config), dtype, weights, device)
         self._tenants: HostCache[ServedTenant, Tenant] = HostCache(
-            lambda key: self._body.keep(self._bank.load(key)),
+            lambda key: self._engine.keep(self._bank.load(key)),
             lambda tenant: tenant.num_bytes,
             capacity=settings.host_cache_mb * 1_000_000,
         )
         self._answers = ThreadPoolExecutor(2, thread_name_prefix="peer-answer")
-        self.worker: SwapWorker[_Job] = SwapWorker(
-            self._body.num_places,
-            self._body.load,
+        self.worker: SwapWorker[_PendingRequest] = SwapWorker(
+            self._engine.num_places,
+            self._engine.load,
             self._run,
             self._fail,
             batch_requests=settings.batch_requests,
@@ -87,7 +90,7 @@ class PeerStage:
         freeze_garbage_collection()
 
     def submit(self, requests: Sequence[tuple[bytes, bytes, Reply]]) -> None:
-        """Queue requests `(text, tenant, reply)`; each reply is called once, later, from another thread."""
+        """Queue requests `(text, tenant, reply)`. Each reply is called once, from another thread."""
         texts: list[tuple[str, bytes, Reply]] = []
         for text, tenant, reply in requests:
             try:
@@ -101,38 +104,39 @@ class PeerStage:
                 loading.append((self._tenants.fetch(self._bank.resolve(tenant)), check_not_empty(result), reply))
             except HplmError as error:
                 self._answers.submit(reply, error)
-        jobs = []
+        pending: list[tuple[str, _PendingRequest]] = []
         for future, result, reply in loading:
             try:
-                found = future.result()
-                jobs.append((self._body.model_of(found), _Job(PeerRequest(found, result.ids), result, reply)))
+                loaded = future.result()
+                request = _PendingRequest(PeerRequest(loaded, result.ids), result, reply)
+                pending.append((self._engine.model_of(loaded), request))
             except ArtifactError as error:
                 logging.getLogger(__name__).error("%s", error)
                 self._answers.submit(reply, type(error)("this tenant's model cannot be loaded; the log says why"))
             except HplmError as error:
                 self._answers.submit(reply, error)
-        self.worker.add(jobs)
+        self.worker.add(pending)
 
     def stop(self) -> None:
-        """Finish what runs and send all answers."""
+        """Finish the running batch and send all answers."""
         self.worker.stop()
         self._tenants.close()
         self._catalog.close()
         self._answers.shutdown(wait=True)
 
-    def _run(self, place: int, jobs: list[_Job]) -> None:
-        answers = self._body.run(place, [job.request for job in jobs])
-        self._answers.submit(_reply_all, jobs, answers)
+    def _run(self, place: int, batch: list[_PendingRequest]) -> None:
+        logits = self._engine.run(place, [pending.request for pending in batch])
+        self._answers.submit(_reply_all, batch, logits)
 
-    def _fail(self, jobs: list[_Job], error: Exception) -> None:
+    def _fail(self, batch: list[_PendingRequest], error: Exception) -> None:
         logging.getLogger(__name__).error("a batch failed", exc_info=error)
-        for job in jobs:
-            self._answers.submit(job.reply, InternalError("the server failed on this batch; its log says why"))
+        for pending in batch:
+            self._answers.submit(pending.reply, InternalError("the server failed on this batch; its log says why"))
 
 
-def _reply_all(jobs: list[_Job], answers: list[Logits]) -> None:
-    for job, found in zip(jobs, answers, strict=True):
-        tenant = job.request.tenant
+def _reply_all(batch: list[_PendingRequest], logits: list[Logits]) -> None:
+    for pending, text_logits in zip(batch, logits, strict=True):
+        tenant, encoded = pending.request.tenant, pending.encoded
         task = task_named(tenant.card.task)
-        spans, logits = task.decode(found, tenant.card.labels, job.encoded.tokens, tenant.head.transitions)
-        job.reply(PeerAnswer(spans, logits, job.encoded.truncated))
+        spans, label_logits = task.decode(text_logits, tenant.card.labels, encoded.tokens, tenant.head.transitions)
+        pending.reply(PeerAnswer(spans, label_logits, encoded.truncated))

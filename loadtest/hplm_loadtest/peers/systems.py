@@ -1,4 +1,4 @@
-"""hBERT and its peers as servers over one fleet, each with the same tenants, tokenizer, threads and client."""
+"""Starts hBERT and its peers as servers over one fleet, with the same tenants, tokenizer, threads and client."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from hplm.models.device import choose_device, choose_dtype, count_cores
 from hplm.triton.launcher.instances import with_instances
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
-from hplm_loadtest.benchmarks.models import read, served_names
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
-from hplm_loadtest.peers import onnx_graph, plain
-from hplm_loadtest.peers.plain import file_bytes, whole
+from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
+from hplm_loadtest.peers import onnx_graph, whole_model
+from hplm_loadtest.peers.model_writer import write_models
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
-from hplm_loadtest.peers.weights import write_models
-from hplm_loadtest.workloads.texts import texts
+from hplm_loadtest.peers.whole_model import file_bytes, whole_config
+from hplm_loadtest.workloads.texts import texts_of_kind
 
 Shape = Literal["minilm", "bert-base"]
 SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
+# The peer backend's system, and whether it reads model files past the page cache.
 PEERS: dict[SystemName, tuple[Peer, bool]] = {
     "dedicated": ("dedicated", False),
     "dedicated-disk": ("dedicated", True),
@@ -56,36 +57,37 @@ class Fleet:
 
     @property
     def upper(self) -> EncodeSettings:
-        """Of its upper stage. Raises ConfigError."""
+        """Load the settings of the fleet's encode stage. Raises ConfigError."""
         return load_settings(EncodeSettings, self.models / "hbert_upper" / "1" / "settings.json")
 
 
 def slots_of(upper: EncodeSettings) -> int:
-    """How many `Systems` serves with: of a GPU's memory no more than peers have, unless that is asked for."""
+    """Return the number of adapter slots of a benchmark. Even a GPU with much memory gets no more than peers by default."""
     return upper.num_slots or USUAL_SLOTS
 
 
-def open_fleet(folder: Path, shape: Shape, tenants: int, kind: str = "pool") -> Fleet:
-    """With texts of a `kind` of `hplm_loadtest.workloads.texts`.
+def open_fleet(folder: Path, shape: Shape, tenants: int, text_kind: str = "pool") -> Fleet:
+    """Open a fleet with at least `tenants` tenants; text_kind: see `texts_of_kind`.
 
-    Raises MissingArtifactError with the command that builds it where it is not there or has too few tenants.
+    Raises MissingArtifactError with the command that builds the fleet, if the fleet is missing or has too few tenants.
     """
     models = folder / "models"
-    names = served_names(models) if models.is_dir() else []
+    names = single_text_tenants(models) if models.is_dir() else []
     if len(names) < tenants:
         raise MissingArtifactError(
             f"no fleet of {tenants} tenants in {folder}: "
             f"`hplm build fleet --shape {shape} --tenants {tenants} --out {folder}` builds it"
         )
-    return Fleet(folder, read(models).base, names, texts(kind, models))
+    return Fleet(folder, read_repository(models).base, names, texts_of_kind(text_kind, models))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What every system may use: threads that compute, memory for what it loads of tenants, disk for files of whole models.
+    """The limits of every system: computing threads, memory for tenants, disk for files of whole models.
 
-    Threads beyond the first are processes of their own, which do not wait for each other; of whole models they are of one
-    process, whose memory can hold more of them than that of several. On a GPU hBERT's look-up has as many.
+    Each thread is a process of its own, so that threads do not wait for each other. Systems of whole models use threads of one
+    process, because one process can keep more models in its memory than several. On a GPU hBERT's look-up stage has as many
+    processes.
     """
 
     num_threads: int = 1
@@ -94,25 +96,25 @@ class Limits:
 
 
 class Systems:
-    """Writes what each system needs below the fleet's folder, then starts it as often as asked."""
+    """The systems of a benchmark: writes each system's files below the fleet's folder, then starts its server."""
 
     def __init__(self, fleet: Fleet, limits: Limits, upper: Mapping[str, Any] | None = None) -> None:
-        """`upper` changes settings of hBERT's upper stage."""
+        """Choose device and dtype; `upper` has settings of hBERT's encode stage that differ from the fleet's."""
         self._fleet = fleet
         self._upper = dict(upper or {})
         self._limits = limits
-        self._config = whole(fleet.base.config)
-        # Where and in what format hBERT computes, its peers do too.
+        self._config = whole_config(fleet.base.config)
+        # Peers compute on the device and in the dtype of hBERT.
         self._device = choose_device(fleet.upper.device)
         self._dtype = choose_dtype(fleet.upper.dtype, self._device)
-        # Of each of the processes that share it.
+        # Each process has its share of the budget.
         self._cache_mb = max(1, limits.budget_mb // limits.num_threads)
-        self.about: dict[str, Any] = {"device": self._device.type, "dtype": str(self._dtype), **asdict(limits)}
+        self.settings: dict[str, Any] = {"device": self._device.type, "dtype": str(self._dtype), **asdict(limits)}
 
     def prepare(self, name: SystemName, progress: Progress) -> None:
-        """Write its model files and repository; files that are there are kept.
+        """Write a system's model files and repository. Model files from earlier calls are kept.
 
-        Raises ConfigError for a peer that hBERT could not be compared with.
+        Raises ConfigError for a peer that cannot be compared with hBERT on this machine.
         """
         target = self._repository(name)
         shutil.rmtree(target, ignore_errors=True)
@@ -124,7 +126,7 @@ class Systems:
         system, from_disk = PEERS[name]
         is_onnx = system == "onnxruntime"
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if self._dtype == torch.bfloat16 else "float32"
-        files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else f"{dtype}-{plain.FORMAT}"
+        files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else f"{dtype}-{whole_model.FORMAT}"
         weights = self._fleet.folder / "peers" / files
         is_dedicated = system in ("dedicated", "onnxruntime")
         count = write_models(
@@ -137,18 +139,19 @@ class Systems:
             progress=progress,
         )
         if is_dedicated:
-            self.about |= {f"{name}_files": count, f"{name}_processes": 1}
+            self.settings |= {f"{name}_files": count, f"{name}_processes": 1}
         if is_onnx:
-            self.about |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
+            self.settings |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
         if system == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
-            self.about |= {
+            self.settings |= {
                 "dedicated_model_mb": model_mb,
                 "dedicated_resident": int(self._limits.budget_mb / model_mb),
             }
             if self._device.type == "cpu":
-                said = "models that stay are packed for oneDNN in memory that budget_mb does not count"
-                self.about["dedicated_beside"] = said
+                self.settings["dedicated_beside"] = (
+                    "models that stay are packed for oneDNN in memory that budget_mb does not count"
+                )
         settings = PeerSettings(
             system=system,
             store=str((self._fleet.folder / "store").resolve()),
@@ -157,10 +160,11 @@ class Systems:
             budget_mb=self._limits.budget_mb,
             host_cache_mb=self._limits.budget_mb if is_dedicated else self._cache_mb,
             from_disk=from_disk,
-            # Tenants of the fleet may have wider adapters than usual.
+            # The fleet's tenants may have wider adapters than usual.
             reduction_factor=self._fleet.upper.reduction_factor,
             num_threads=self._limits.num_threads if is_dedicated else 1,
-            # Computing first on every core would let no request in or out: hBERT's upper stage sees to that itself.
+            # With preferred computing threads on every core, requests could neither arrive nor leave. hBERT's encode stage
+            # handles this itself.
             compute_nice=PeerSettings.compute_nice if self._limits.num_threads < count_cores() else 0,
             device="cuda" if self._device.type == "cuda" else "cpu",
             dtype=dtype,
@@ -168,15 +172,15 @@ class Systems:
         write_repository(target, settings, self.processes(name))
 
     def processes(self, name: SystemName) -> int:
-        """That compute, each with tenants in memory of its own."""
+        """Return the number of a system's computing processes, each with its own memory for tenants."""
         is_of_whole_models = name != "hbert" and PEERS[name][0] in ("dedicated", "onnxruntime")
         return 1 if is_of_whole_models else self._limits.num_threads
 
     def start(self, name: SystemName) -> TritonServer:
-        """A server that is being started; wait until it is ready."""
+        """Start a system's server. The caller waits until the server is ready."""
         target, log = self._repository(name), self._fleet.folder / "peers" / f"{name}.log"
         if name == "hbert":
-            # Here, for the others' files may have taken its place.
+            # Before each start, because other systems' files may have replaced the bank in the page cache.
             into_page_cache(self._fleet.folder / "store")
             return TritonServer(target, free_ports(), log=log, tied=True)
         return serve_peer(target, log=log)
@@ -185,21 +189,22 @@ class Systems:
         return self._fleet.folder / "peers" / f"models-{name}"
 
     def _copy_hbert(self, target: Path) -> None:
-        """The fleet's own repository with this many processes of the upper stage, on a GPU of the look-up too; tenants may take
-        what a peer's models may.
+        """Copy the fleet's repository with the limit's number of encode processes, on a GPU also of look-up processes.
+
+        The tenants' host cache has the memory of a peer's models.
         """
         shutil.copytree(self._fleet.models, target)
-        # A GPU is done with the upper layers before one process of the look-up has the next batch ready.
+        # A GPU computes the upper layers faster than one look-up process can prepare batches.
         look_ups = self._limits.num_threads if self._device.type == "cuda" else 1
         for role, count in (("hbert_plot", look_ups), ("hbert_upper", self._limits.num_threads)):
             config = target / role / "config.pbtxt"
             config.write_text(with_instances(config.read_text(), count))
-        self.about["hbert_look_up_processes"] = look_ups
-        # New text is computed in the look-up too: of two stages, one thread each.
+        self.settings["hbert_look_up_processes"] = look_ups
+        # The look-up stage also computes, for new text. Each of the two stages has one thread.
         look_up = {"num_threads": 1, "device": self._device.type}
         num_slots = slots_of(self._fleet.upper)
         upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
-        self.about |= {
+        self.settings |= {
             "hbert_look_up_threads": look_up["num_threads"],
             "hbert_look_up_device": look_up["device"],
             "hbert_num_slots": upper["num_slots"],

@@ -1,7 +1,7 @@
-"""When requests arrive: named workloads, each with its own generator.
+"""Draws the times at which requests arrive.
 
-Every one has `times(duration_s, rng)`: seconds from the start, float64 `[k]`, rising, all below `duration_s`. `str` says
-the workload in words.
+Each class is one named workload. `times(duration_s, rng)` returns seconds from the start, float64 `[k]`, rising, all below
+`duration_s`. `str` describes the workload in words.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from hplm.reporting.benchmark_result import plain
 
 Seconds = npt.NDArray[np.float64]
 
-# Date, fraction of a second, and zone as sign, hours and minutes. Azure's traces have seven digits of a second, and the
-# later ones a zone: Python 3.10 reads neither.
-_DATED = re.compile(
+# Date, fraction of a second, and time zone as sign, hours and minutes. Azure's traces have seven digits of a second, and
+# newer traces have a time zone. Python 3.10 reads neither.
+_DATE = re.compile(
     r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?)((?<=:\d\d:\d\d)\.\d+)?(?:Z|([+-])([01]\d|2[0-3]):?([0-5]\d)?)?",
     re.ASCII,
 )
-# Nanoseconds since 1970 are within it; beyond, gaps would add up to infinity.
-FURTHEST = 1e20
+# Largest number accepted as a time stamp. Nanoseconds since 1970 are below the limit; gaps of larger numbers could sum to
+# infinity.
+MAX_TIME_STAMP = 1e20
 
 
 class Arrivals(Protocol):
-    """What every workload of this module is."""
+    """The interface of every workload in this module."""
 
-    def expected(self, duration_s: float) -> float:
-        """How many arrive in one run, on average."""
+    def expected_count(self, duration_s: float) -> float:
+        """Return the average number of arrivals in one run."""
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
-        """Arrival times of one run."""
+        """Draw the arrival times of one run."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ class PoissonArrivals:
     def __str__(self) -> str:
         return f"{plain(self.rate_per_s)} requests/s, independent of each other (Poisson)"
 
-    def expected(self, duration_s: float) -> float:
+    def expected_count(self, duration_s: float) -> float:
         return self.rate_per_s * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
-        return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.expected(duration_s))))
+        return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.expected_count(duration_s))))
 
 
 @dataclass(frozen=True)
@@ -75,27 +76,28 @@ class GammaArrivals:
     def __str__(self) -> str:
         return f"{plain(self.rate_per_s)} requests/s, gaps with a coefficient of variation of {self.cv:g} (gamma)"
 
-    def expected(self, duration_s: float) -> float:
+    def expected_count(self, duration_s: float) -> float:
         return self.rate_per_s * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         shape = 1.0 / self.cv**2
-        expected = self.expected(duration_s)
-        at_once = int(expected + 4 * self.cv * expected**0.5) + 16
-        # The load does not begin with a request: until the first it is what is left of a gap that has begun long before.
+        expected = self.expected_count(duration_s)
+        chunk = int(expected + 4 * self.cv * expected**0.5) + 16
+        # The run starts in the middle of a gap, so the first request comes after the rest of that gap.
         end = float(rng.uniform() * rng.gamma(shape + 1.0, 1.0 / (shape * self.rate_per_s)))
         times = [np.array([end])]
         while end < duration_s:
-            times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), at_once)))
+            times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), chunk)))
             end = float(times[-1][-1])
         return _before(np.concatenate(times), duration_s)
 
 
 @dataclass(frozen=True)
 class PeriodicArrivals:
-    """`clients` senders, each one request every `period_s` from a random phase on (HMI Fig. 12).
+    """Arrivals of `clients` senders that each send a request every `period_s`, from a random phase on (HMI Fig. 12).
 
-    The senders' order is the same in every period: `tenants.InTurn` over as many names gives each its own phase.
+    The order of the senders is the same in every period. With `RoundRobinTenants` over `clients` names, each name is one
+    sender.
     """
 
     clients: int
@@ -107,7 +109,7 @@ class PeriodicArrivals:
     def __str__(self) -> str:
         return f"{self.clients:,} senders, a request of each every {plain(self.period_s)} s"
 
-    def expected(self, duration_s: float) -> float:
+    def expected_count(self, duration_s: float) -> float:
         return self.clients * duration_s / self.period_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
@@ -118,7 +120,7 @@ class PeriodicArrivals:
 
 @dataclass(frozen=True)
 class RampArrivals:
-    """Independent arrivals whose mean rate goes from one value to another in a straight line over the run."""
+    """Independent arrivals whose mean rate changes linearly over the run."""
 
     from_per_s: float
     to_per_s: float
@@ -131,20 +133,23 @@ class RampArrivals:
     def __str__(self) -> str:
         return f"a ramp from {plain(self.from_per_s)} to {plain(self.to_per_s)} requests/s"
 
-    def expected(self, duration_s: float) -> float:
+    def expected_count(self, duration_s: float) -> float:
         return (self.from_per_s + self.to_per_s) / 2 * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         first, last = self.from_per_s, self.to_per_s
-        share = np.sort(rng.uniform(0.0, 1.0, rng.poisson(self.expected(duration_s))))
-        # The share of arrivals before t, first*t + (last-first)*t^2/2 over its value at 1, solved for t.
+        share = np.sort(rng.uniform(0.0, 1.0, rng.poisson(self.expected_count(duration_s))))
+        # Inverts the share of arrivals before t: (first*t + (last-first)*t^2/2) divided by its value at t = 1.
         part = share * (first + last)
         return _before(duration_s * part / (first + np.sqrt(first**2 + (last - first) * part)), duration_s)
 
 
 @dataclass(frozen=True)
 class BurstArrivals:
-    """`clients` senders started `stagger_s` apart, each `count` requests, one every `period_s` (HMI Fig. 13)."""
+    """Arrivals of `clients` senders, started `stagger_s` apart, that each send `count` requests, one every `period_s`.
+
+    The defaults are those of HMI Fig. 13.
+    """
 
     clients: int = 250
     stagger_s: float = 0.05
@@ -154,7 +159,7 @@ class BurstArrivals:
     def __post_init__(self) -> None:
         require_positive(clients=self.clients, period_s=self.period_s, count=self.count)
         if not 0 <= self.stagger_s < math.inf:
-            raise ConfigError(f"a stagger of {self.stagger_s} s; it must be finite and not below 0")
+            raise ConfigError(f"a stagger of {self.stagger_s} s; write a finite number that is not below 0")
 
     def __str__(self) -> str:
         return (
@@ -162,12 +167,12 @@ class BurstArrivals:
             f"{self.count:,} requests of each, one every {plain(self.period_s)} s"
         )
 
-    def expected(self, duration_s: float) -> float:
+    def expected_count(self, duration_s: float) -> float:
         return self.clients * self.count
 
     @property
-    def lasts_s(self) -> float:
-        """A duration that holds every request."""
+    def duration_s(self) -> float:
+        """Return a duration that holds every request."""
         return (self.clients - 1) * self.stagger_s + self.count * self.period_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
@@ -178,12 +183,13 @@ class BurstArrivals:
 
 @dataclass(frozen=True)
 class TraceArrivals:
-    """A recorded trace, rescaled: a CSV file with a TIMESTAMP column, such as Azure's of LLM inference.
+    """Arrivals of a recorded trace, rescaled to the mean rate `rate_per_s`.
 
-    Its time stamps are dates, of UTC where they name no zone, or numbers, such as Unix seconds.
+    The file is CSV with a column TIMESTAMP, such as Azure's traces of LLM inference. Time stamps are dates or numbers, such as
+    Unix seconds. A date without a time zone is UTC.
 
-    Each gap, as a multiple of the mean gap, is raised to `burstiness`: 0 is evenly spaced, 1 the trace as it is, 2 more
-    bursty. The whole trace then has the mean rate `rate_per_s`. A run starts at a random place and goes around at the end.
+    Each gap, as a multiple of the mean gap, is raised to the power `burstiness`: 0 gives equal gaps, 1 keeps the trace, 2 is
+    more bursty. A run starts at a random place of the trace and continues at the trace's start when the trace ends.
     """
 
     path: Path
@@ -198,7 +204,7 @@ class TraceArrivals:
     def __str__(self) -> str:
         return f"{self.path.name} at {plain(self.rate_per_s)} requests/s, burstiness {self.burstiness:g}"
 
-    def expected(self, duration_s: float) -> float:
+    def expected_count(self, duration_s: float) -> float:
         return self.rate_per_s * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
@@ -210,38 +216,38 @@ class TraceArrivals:
 
 @cache
 def _gaps(path: Path) -> Seconds:
-    """Gaps of a trace as multiples of their mean. Raises DataError."""
+    """Read the gaps of a trace as multiples of the mean gap. Raises DataError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             rows = csv.DictReader(lines)
-            instants = np.array([_instant(path, rows.line_num, row["TIMESTAMP"] or "") for row in rows])
+            times_s = np.array([_parse_time_stamp(path, rows.line_num, row["TIMESTAMP"] or "") for row in rows])
     except KeyError:
         raise DataError(f"{path} has no column TIMESTAMP") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a trace: {error}") from None
-    gaps = np.diff(np.sort(instants))
+    gaps = np.diff(np.sort(times_s))
     if len(gaps) == 0 or gaps.sum() == 0:
-        raise DataError(f"{path} holds {len(instants)} arrivals; a trace needs two at different times")
+        raise DataError(f"{path} holds {len(times_s)} arrivals; a trace needs two at different times")
     return gaps / gaps.mean()
 
 
-def _instant(path: Path, line: int, stamp: str) -> float:
-    """Seconds since 1970, or what the trace counts in since whenever: only gaps matter. Raises DataError."""
+def _parse_time_stamp(path: Path, line: int, stamp: str) -> float:
+    """Return a date as seconds since 1970, and a number unchanged: only gaps matter. Raises DataError."""
     try:
-        dated = _DATED.fullmatch(stamp.strip())
-        instant = float(stamp) if dated is None else _since_1970_s(*dated.groups(default="0"))
+        date = _DATE.fullmatch(stamp.strip())
+        time_stamp = float(stamp) if date is None else _since_1970_s(*date.groups(default="0"))
     except ValueError:
-        instant = math.nan
-    if not abs(instant) <= FURTHEST:
+        time_stamp = math.nan
+    if not abs(time_stamp) <= MAX_TIME_STAMP:
         raise DataError(f"{path}, line {line}: {stamp!r:.100} is no time; write Unix seconds or YYYY-MM-DD HH:MM:SS")
-    return instant
+    return time_stamp
 
 
 def _since_1970_s(date: str, fraction: str, sign: str, hours: str, minutes: str) -> float:
-    """A date of no zone is of UTC. Raises ValueError."""
-    ahead_s = 3600 * int(hours) + 60 * int(minutes)
+    """Return a date as seconds since 1970; a date without a time zone is UTC. Raises ValueError."""
+    zone_s = 3600 * int(hours) + 60 * int(minutes)
     whole_s = (datetime.fromisoformat(date) - datetime(1970, 1, 1)).total_seconds()
-    return whole_s + float(fraction) + (ahead_s if sign == "-" else -ahead_s)
+    return whole_s + float(fraction) + (zone_s if sign == "-" else -zone_s)
 
 
 def _before(times: Seconds, duration_s: float) -> Seconds:
@@ -249,7 +255,7 @@ def _before(times: Seconds, duration_s: float) -> Seconds:
 
 
 def require_positive(**values: float) -> None:
-    """Raises ConfigError for the first that is not, or is infinite, by its name."""
+    """Raise ConfigError with the name of the first value that is not positive or is infinite."""
     for name, value in values.items():
         if not 0 < value < math.inf:
-            raise ConfigError(f"{name} is {value}; it must be finite and above 0")
+            raise ConfigError(f"{name} is {value}; write a finite number above 0")

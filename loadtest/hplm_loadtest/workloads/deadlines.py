@@ -1,4 +1,4 @@
-"""How long requests may take: classes of deadlines."""
+"""Draws the deadlines of requests from named classes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from hplm.reporting.benchmark_result import plain
 
 @dataclass(frozen=True)
 class DeadlineClasses:
-    """Name -> (deadline in seconds, share of the requests): `{"interactive": (0.1, 0.7), "batch": (2.0, 0.3)}`."""
+    """Classes by name, each with a deadline in seconds and a share of the requests.
+
+    Example: `{"interactive": (0.1, 0.7), "batch": (2.0, 0.3)}`.
+    """
 
     classes: Mapping[str, tuple[float, float]]
 
     def __post_init__(self) -> None:
-        # Not before Locust has patched the standard library, parts of which the client imports.
+        # Imported late because the client imports parts of the standard library that Locust must patch first.
         from hplm_client.infer_tensors import LONGEST_DEADLINE_S
 
         deadlines = [deadline_s for deadline_s, _ in self.classes.values()]
@@ -36,7 +39,7 @@ class DeadlineClasses:
 
     @classmethod
     def parse(cls, text: str) -> DeadlineClasses:
-        """From `interactive=0.1:0.7,batch=2:0.3`. Raises ConfigError."""
+        """Parse `interactive=0.1:0.7,batch=2:0.3`. Raises ConfigError."""
         classes: dict[str, tuple[float, float]] = {}
         for part in text.split(","):
             name, _, numbers = part.partition("=")
@@ -53,10 +56,10 @@ class DeadlineClasses:
         return cls(classes)
 
     def draw(self, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-        """Deadlines in seconds `[count]`."""
+        """Draw deadlines in seconds `[count]`."""
         deadlines, shares = (np.array(column) for column in zip(*self.classes.values(), strict=True))
         return rng.choice(deadlines, size=count, p=shares / shares.sum())
 
     def name_of(self, deadline_s: float) -> str:
-        """The class that has this deadline."""
-        return next(name for name, (own, _) in self.classes.items() if own == deadline_s)
+        """Return the name of the class with this deadline."""
+        return next(name for name, (class_deadline_s, _) in self.classes.items() if class_deadline_s == deadline_s)

@@ -1,4 +1,4 @@
-"""Whose requests they are: draws of tenant names."""
+"""Draws the tenants of requests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hplm.errors import ConfigError
 
 
 class Tenants(Protocol):
-    """What every draw of this module is."""
+    """The interface of every tenant draw in this module."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Whom it draws from."""
+        """Return the tenants to draw from."""
 
     def draw(self, count: int, rng: np.random.Generator) -> list[str]:
-        """`count` names."""
+        """Draw `count` tenant names."""
 
 
 @dataclass(frozen=True)
-class _Named:
+class _NamedTenants:
     names: Sequence[str]
 
     def __post_init__(self) -> None:
@@ -31,16 +31,16 @@ class _Named:
             raise ConfigError("there are no tenants to draw from")
 
 
-class UniformTenants(_Named):
-    """Every name as often as any other, at random."""
+class UniformTenants(_NamedTenants):
+    """Random tenants, all equally likely."""
 
     def draw(self, count: int, rng: np.random.Generator) -> list[str]:
         return [self.names[i] for i in rng.integers(len(self.names), size=count)]
 
 
 @dataclass(frozen=True)
-class ZipfTenants(_Named):
-    """The name at rank r in proportion to `1 / r ** exponent`; 0 is uniform."""
+class ZipfTenants(_NamedTenants):
+    """Random tenants; the tenant at rank r has a probability in proportion to `1 / r ** exponent`. Exponent 0 is uniform."""
 
     exponent: float = 1.0
 
@@ -54,8 +54,8 @@ class ZipfTenants(_Named):
         return [self.names[i] for i in rng.choice(len(self.names), size=count, p=weights / weights.sum())]
 
 
-class InTurn(_Named):
-    """One after the other in a shuffled order, around and around; with PeriodicArrivals each name keeps its phase."""
+class RoundRobinTenants(_NamedTenants):
+    """Tenants one after another in a shuffled order, repeated. With PeriodicArrivals each tenant keeps its phase."""
 
     def draw(self, count: int, rng: np.random.Generator) -> list[str]:
         order = rng.permutation(len(self.names))

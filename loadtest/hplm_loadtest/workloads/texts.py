@@ -1,4 +1,4 @@
-"""What is sent: short real texts."""
+"""Provides the texts that a load sends: short real texts."""
 
 from __future__ import annotations
 
@@ -11,70 +11,74 @@ import numpy as np
 from hplm.errors import ConfigError, DataError
 from hplm.reporting.samples import unseen_paragraphs
 
-Kind = Literal["pool", "unseen", "shuffled", "examples"]
+TextKind = Literal["pool", "unseen", "shuffled", "examples"]
 POOL_FILE = "texts.txt"
-ORDERS = 30
+ORDERS_PER_SENTENCE = 30
 
 
-def texts(kind: str, models: Path) -> list[str]:
-    """`pool`: the texts that a fleet's tables know (`hplm build fleet`). `unseen`: sentences of Wikipedia that no table
-    counted. `shuffled`: their words in thirty random orders each, so that texts and their n-grams hardly ever come again.
-    `examples`: the example of each tenant of the repository.
+def texts_of_kind(kind: str, models: Path) -> list[str]:
+    """Return the texts of a kind for a model repository. Raises ConfigError for an unknown kind.
+
+    pool: the texts whose n-grams a fleet's tables hold (`hplm build fleet`).
+    unseen: sentences of Wikipedia that no table counted.
+    shuffled: the words of those sentences, in thirty random orders per sentence. Texts and n-grams hardly ever repeat.
+    examples: the example text of each tenant of the repository.
     """
     if kind == "pool":
-        return pool(models)
+        return pool_texts(models)
     if kind == "unseen":
-        return unseen_sentences(200)
+        return wikipedia_sentences(200)
     if kind == "shuffled":
         rng = np.random.default_rng(0)
-        return [" ".join(rng.permutation(one.split())) for one in texts("unseen", models) for _ in range(ORDERS)]
+        sentences = wikipedia_sentences(200)
+        return [" ".join(rng.permutation(text.split())) for text in sentences for _ in range(ORDERS_PER_SENTENCE)]
     if kind == "examples":
-        # Here and below: reading a store imports torch, which sending a file of texts does not need.
-        from hplm_loadtest.benchmarks.models import examples
+        # Imported here, as in `mean_tokens`, because reading a store imports torch.
+        from hplm_loadtest.benchmarks.served_repository import example_texts
 
-        return examples(models)
-    raise ConfigError(f"no texts {kind!r}; there are {', '.join(get_args(Kind))}")
-
-
-def unseen_sentences(longest: int) -> list[str]:
-    """Sentences of Wikipedia of more than 20 and less than `longest` characters, that no table counted."""
-    return [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < longest]
+        return example_texts(models)
+    raise ConfigError(f"no texts {kind!r}; there are {', '.join(get_args(TextKind))}")
 
 
-def pool(models: Path) -> list[str]:
-    """The texts beside a fleet's models. Raises DataError where there are none: build it with `hplm build fleet`."""
-    return lines(models.parent / POOL_FILE)
+def wikipedia_sentences(max_characters: int) -> list[str]:
+    """Return sentences of Wikipedia that no table counted, of more than 20 and less than `max_characters` characters."""
+    return [s.strip() for p in unseen_paragraphs() for s in p.split(" . ") if 20 < len(s) < max_characters]
 
 
-def lines(path: Path) -> list[str]:
-    """Lines of a file that are not empty. Raises DataError."""
+def pool_texts(models: Path) -> list[str]:
+    """Return the texts of a fleet's pool, a file beside its models. Raises DataError if the file is missing."""
+    return read_lines(models.parent / POOL_FILE)
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a file that are not empty. Raises DataError if there are none."""
     try:
-        # Not by `splitlines`: that cuts a text at Unicode's own separators too, as text from the web has within.
-        found = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+        # `splitlines` would also cut a text at Unicode's separators, which texts from the web contain.
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if not found:
+    if not lines:
         raise DataError(f"{path} has no lines")
-    return found
+    return lines
 
 
-def about_sent(kind: str, sent: Sequence[str], models: Path) -> dict[str, Any]:
-    """What a report says of texts of a kind that one process sends."""
+def text_settings(kind: str, texts: Sequence[str], models: Path) -> dict[str, Any]:
+    """Return the settings that a benchmark result lists for texts sent over gRPC by one process."""
     return {
         "texts": kind,
-        "mean_tokens": round(mean_tokens(sent, models), 1),
+        "mean_tokens": round(mean_tokens(texts, models), 1),
         "protocol": "grpc",
         "client": "same machine, a process of its own",
     }
 
 
-def mean_tokens(sent: Sequence[str], models: Path) -> float:
-    """Tokens a text as the base of the repository counts them, special tokens included, cut to its maximum.
+def mean_tokens(texts: Sequence[str], models: Path) -> float:
+    """Return the mean number of tokens per text, special tokens included, cut to the base's maximum.
 
-    Of many texts, of a thousand to two thousand evenly among them.
+    Of many texts, one to two thousand evenly chosen texts are counted.
     """
-    from hplm_loadtest.benchmarks.models import read
+    from hplm_loadtest.benchmarks.served_repository import read_repository
 
-    base = read(models).base
-    encoded = base.load_text_encoder().encode(sent[:: max(1, len(sent) // 1000)])
-    return float(np.mean([len(one.ids) for one in encoded]))
+    encoder = read_repository(models).base.load_text_encoder()
+    encoded = encoder.encode(texts[:: max(1, len(texts) // 1000)])
+    return float(np.mean([len(text.ids) for text in encoded]))

@@ -118,7 +118,7 @@ def read_card(store: Store, found: Found) -> Card:
                 meta = artifact.read(folder, "tenant").meta
                 if meta["name"] != found.parts[1]:
                     raise CorruptArtifactError(f"{folder} holds the card of another tenant")
-                about = {**meta["about"], "task": meta["task"], "labels": meta["labels"]}
+                about = {**meta["about"], "task": meta["task"], "labels": meta["labels"], "texts": meta.get("texts", 1)}
                 return Card(found, meta["base"], about.get("domain", ""), about=about)
     except (ArtifactError, KeyError, TypeError, AttributeError, OSError) as error:
         return Card(found, fault=str(error) if isinstance(error, ArtifactError) else f"its manifest lacks {error}")

@@ -24,6 +24,7 @@ def tenant(record: TenantRecord) -> dict[str, Any]:
         "domain": record.domain,
         "domain_version": record.domain_number,
         "version": record.current.number,
+        "texts": record.current.about.get("texts"),
         "created_s": record.current.created_s,
     }
 

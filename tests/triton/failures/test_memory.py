@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hplm_loadtest.scenarios.open_loop import closed_loop
-from hplm_loadtest.scenarios.run import ANSWERED
-from hplm_loadtest.workloads.plan import Requests
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import ANSWERED
+from hplm_loadtest.workloads.load_plan import Requests
 
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer

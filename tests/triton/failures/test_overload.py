@@ -17,15 +17,15 @@ import numpy.typing as npt
 import pytest
 import torch
 from hplm_client import Client
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.scenarios.infer_message import METHOD, infer_messages
-from hplm_loadtest.scenarios.metrics import metric
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
-from hplm_loadtest.scenarios.run import Run
-from hplm_loadtest.scenarios.steady import steady_rate
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
+from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
+from hplm_loadtest.scenarios.infer_messages import METHOD, infer_messages
+from hplm_loadtest.scenarios.outcomes import Run
+from hplm_loadtest.scenarios.server_metrics import metric_value
+from hplm_loadtest.scenarios.steady_rate import steady_rate
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.plan import Mix, Requests
+from hplm_loadtest.workloads.load_plan import RequestMix, Requests
 from hplm_loadtest.workloads.tenants import UniformTenants
 from tritonclient.grpc import service_pb2
 
@@ -78,9 +78,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def long_texts(deadline_s: float | None = None) -> Mix:
+def long_texts(deadline_s: float | None = None) -> RequestMix:
     deadlines = None if deadline_s is None else DeadlineClasses({"all": (deadline_s, 1.0)})
-    return Mix(UniformTenants(list(tiny.TASKS)), tiny.sentences(10, words=(50, 58)), deadlines)
+    return RequestMix(UniformTenants(list(tiny.TASKS)), tiny.sentences(10, words=(50, 58)), deadlines)
 
 
 def capacity_per_s(server: TritonServer) -> float:
@@ -161,8 +161,8 @@ def overloaded(slow: TritonServer) -> Overload:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(open_loop, slow.ports.grpc_url, plan)
         while not running.done():
-            upper_waiting.append(metric(slow, "hplm_upper_waiting"))
-            plot_waiting.append(metric(slow, "hplm_plot_waiting"))
+            upper_waiting.append(metric_value(slow, "hplm_upper_waiting"))
+            plot_waiting.append(metric_value(slow, "hplm_plot_waiting"))
             found = [pages_of(pid) for pid in pids]
             pages.append({kind: sum(one[kind] for one in found) for kind in ("rss", "shm")})
             time.sleep(1.0)
@@ -187,7 +187,7 @@ def overloaded(slow: TritonServer) -> Overload:
 
 def refused_by_upper(server: TritonServer) -> float:
     codes = (errors.DeadlineError.code, errors.QueueFullError.code)
-    return sum(metric(server, f'hplm_upper_events_total{{event="{code.lower()}"}}') for code in codes)
+    return sum(metric_value(server, f'hplm_upper_events_total{{event="{code.lower()}"}}') for code in codes)
 
 
 def test_under_ten_times_overload_every_request_is_answered_or_clearly_refused(overload: Overload) -> None:
@@ -217,7 +217,7 @@ def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overlo
 def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: Path) -> None:
     ended: dict[int, float] = {}
     with (
-        serving(slow_models, plot={}, upper={"queue_capacity": 20}, log="triton-full.log") as server,
+        benchmark_server(slow_models, StageSettings(upper={"queue_capacity": 20}), log="triton-full.log") as server,
         grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel,
     ):
         call = channel.unary_unary(METHOD)
@@ -261,7 +261,7 @@ def test_clients_that_cancel_or_hang_up_harm_nobody_and_leave_nothing_behind(slo
         started = [call.future(one, timeout=60) for one in messages]
         if model == "hbert_upper":
             # Who is gone before the stage took the request is Triton's to refuse.
-            until(lambda: metric(slow, "hplm_upper_waiting") >= count / 4)
+            until(lambda: metric_value(slow, "hplm_upper_waiting") >= count / 4)
         else:
             time.sleep(0.5)
         for one in started[::2]:
@@ -272,10 +272,10 @@ def test_clients_that_cancel_or_hang_up_harm_nobody_and_leave_nothing_behind(slo
             one.result(timeout=60)
         with Client(slow.ports.http_url) as client:
             assert client.predict("alpha", "the red cat").label in ("yes", "no")
-    until(lambda: metric(slow, "hplm_upper_waiting") == 0)
+    until(lambda: metric_value(slow, "hplm_upper_waiting") == 0)
     if model == "hbert_upper":
         # Triton 24.10 does not tell the steps of an ensemble that its client has gone: those are computed in vain.
-        until(lambda: metric(slow, 'hplm_upper_events_total{event="cancelled"}') > 0)
+        until(lambda: metric_value(slow, 'hplm_upper_events_total{event="cancelled"}') > 0)
     assert set(stubs_of(slow)) == {"hbert_plot", "hbert_upper"}
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hplm_loadtest.scenarios.metrics import metric
-from hplm_loadtest.scenarios.open_loop import open_loop
-from hplm_loadtest.workloads.plan import Plan, Requests
+from hplm_loadtest.scenarios.grpc_load import open_loop
+from hplm_loadtest.scenarios.server_metrics import metric_value
+from hplm_loadtest.workloads.load_plan import LoadPlan, Requests
 
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
@@ -35,7 +35,7 @@ def test_of_a_few_requests_at_once_and_then_none_nobody_waits_for_tritons_next_l
         kept = []
         # Else about every second wave; a machine that is busy with something else may be that late in one of the runs.
         while len(kept) < MOST_RUNS and min(kept, default=WAVES) > 3:
-            run = open_loop(server.ports.grpc_url, Plan(planned_s, requests, WAVES * EVERY_S), timeout_s=100.0)
+            run = open_loop(server.ports.grpc_url, LoadPlan(planned_s, requests, WAVES * EVERY_S), timeout_s=100.0)
             assert run.kinds == {"answered": len(names)}
             worst_s = (run.done_s - run.sent_s).reshape(WAVES, OF_A_WAVE).max(axis=1)
             kept.append(np.count_nonzero(worst_s > KEPT_S))
@@ -43,6 +43,6 @@ def test_of_a_few_requests_at_once_and_then_none_nobody_waits_for_tritons_next_l
         # What had Triton look never came to a stage, which would have refused it.
         for stage in ("plot", "upper"):
             events = f"hplm_{stage}_events_total"
-            until(lambda events=events: metric(server, f'{events}{{event="ok"}}') == len(kept) * len(names))
-            until(lambda events=events: metric(server, f'{events}{{event="wakes"}}') >= WAVES)
-            assert metric(server, f'{events}{{event="failed_wakes"}}') == 0
+            until(lambda events=events: metric_value(server, f'{events}{{event="ok"}}') == len(kept) * len(names))
+            until(lambda events=events: metric_value(server, f'{events}{{event="wakes"}}') >= WAVES)
+            assert metric_value(server, f'{events}{{event="failed_wakes"}}') == 0

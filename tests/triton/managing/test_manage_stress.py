@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_client import ManageClient
-from hplm_loadtest.scenarios.infer_message import METHOD
+from hplm_loadtest.scenarios.infer_messages import METHOD
 
 from hplm import errors
 from hplm.adapters import tenant as tenants

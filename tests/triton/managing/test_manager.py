@@ -20,7 +20,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from hplm_client import Client, JobEvent, ManageClient
-from hplm_loadtest.scenarios.metrics import metric, page
+from hplm_loadtest.scenarios.server_metrics import metric_value, metrics_page
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -269,7 +269,7 @@ def test_clients_that_go_away_are_noticed(place: Place) -> None:
             try:
                 for watch in watches:
                     next(watch)
-                until(lambda: metric(place.server, "hplm_watch_waiting") == 5, 1.5)
+                until(lambda: metric_value(place.server, "hplm_watch_waiting") == 5, 1.5)
             except AssertionError:
                 return False
             finally:
@@ -278,11 +278,11 @@ def test_clients_that_go_away_are_noticed(place: Place) -> None:
             return True
 
         until(five_were_waiting)
-        until(lambda: metric(place.server, "hplm_watch_waiting") == 0)
-        before = metric(place.server, 'hplm_jobs{state="cancelled"}')
-        until(lambda: metric(place.server, 'hplm_jobs{state="queued"}') > 0)
+        until(lambda: metric_value(place.server, "hplm_watch_waiting") == 0)
+        before = metric_value(place.server, 'hplm_jobs{state="cancelled"}')
+        until(lambda: metric_value(place.server, 'hplm_jobs{state="queued"}') > 0)
         manage.cancel_job(job)
-        until(lambda: metric(place.server, 'hplm_jobs{state="cancelled"}') > before)
+        until(lambda: metric_value(place.server, 'hplm_jobs{state="cancelled"}') > before)
 
 
 def test_every_metric_of_the_dashboard_is_on_the_page(place: Place) -> None:
@@ -296,7 +296,7 @@ def test_every_metric_of_the_dashboard_is_on_the_page(place: Place) -> None:
     queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ()))
     asked = set(re.findall(r"\b(?:hplm|nv)_\w+", queries)) - NOT_EVERYWHERE
     assert len(asked) > 10
-    until(lambda: asked <= set(re.findall(r"^\w+", page(place.server), flags=re.MULTILINE)))
+    until(lambda: asked <= set(re.findall(r"^\w+", metrics_page(place.server), flags=re.MULTILINE)))
 
 
 def test_plain_curl_gets_an_answer(place: Place) -> None:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pytest
 import torch
 from hplm_client import Client
-from hplm_loadtest.scenarios.infer_message import METHOD
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.scenarios.infer_messages import METHOD
+from hplm_loadtest.scenarios.server_metrics import metric_value
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
@@ -424,9 +424,9 @@ def await_counted(place: Place) -> None:
     answered = 'hplm_upper_events_total{event="ok"}'
     # One look at the counts may be under way now and one may be on the page in part: with the third all of the second is there.
     for _ in range(3):
-        before = metric(place.server, answered)
+        before = metric_value(place.server, answered)
         assert place.ask("beta") == "OK"
-        until(lambda before=before: metric(place.server, answered) > before)
+        until(lambda before=before: metric_value(place.server, answered) > before)
 
 
 def test_requests_that_come_together_for_a_cold_tenant_load_it_once(place: Place) -> None:
@@ -434,13 +434,13 @@ def test_requests_that_come_together_for_a_cold_tenant_load_it_once(place: Place
     place.await_seen()
     loads = 'hplm_upper_events_total{event="host_loads"}'
     await_counted(place)
-    before = metric(place.server, loads)
+    before = metric_value(place.server, loads)
     with grpc.insecure_channel(f"127.0.0.1:{place.server.ports.grpc}") as channel:
         call = channel.unary_unary(METHOD)
         started = [call.future(message("cold", TEXTS[i % len(TEXTS)]), timeout=60) for i in range(40)]
         assert all(one.exception(timeout=60) is None for one in started)
     await_counted(place)
-    assert metric(place.server, loads) == before + 1
+    assert metric_value(place.server, loads) == before + 1
 
 
 def test_a_tenant_published_while_serving_answers_without_a_restart(place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Every benchmark runs against real servers in a small form, and its report says what was measured."""
+"""Small benchmarks against real servers measure what their results name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.triton
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny repository as `hplm build fleet` lays one out: a bank, and texts beside the models."""
+    """Make a tiny repository with the layout of `hplm build fleet`: a bank, and texts beside the models."""
     folder = tmp_path_factory.mktemp("fleet")
     models = tiny.make_repository(folder, num_slots=3)
     store, base = tiny.opened(folder)
@@ -56,7 +56,7 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
     saturated = [row for row in report.rows if "requests_per_s" in row]
     assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in saturated)
     for row in saturated:
-        # Texts have 20 tokens on average; a packed batch is filled up to a multiple of eight.
+        # Texts have 20 tokens on average; a packed batch is padded to a multiple of eight.
         least, most = {"packed": (1.0, 1.5), "naive-100": (2.0, 7.0)}[row["mode"]]
         assert least <= row["computed_over_real_tokens"] < most
     assert {goal.id for goal in report.goals} >= {
@@ -94,12 +94,12 @@ def test_limit_measures_the_engine_alone_and_through_the_server(fleet: Path) -> 
     report = limit(fleet, 1, 0.1, "cpu", fleet.parent / "limit.svg")
     assert (fleet.parent / "limit.svg").read_text().startswith("<?xml")
     engine, served = report.rows
-    # Which is faster a busy machine may turn around in so short a time.
+    # On a busy machine either can be faster in such a short time.
     assert served["requests_per_s"] > 0
     assert engine["requests_per_s"] > 0
 
 
-def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_was_lost_and_draw_it(
+def test_response_and_burst_lose_no_request_measure_processor_time_and_draw(
     fleet: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (row,) = response(fleet, [200], 1, 2.0, "pool", tmp_path / "response.svg").rows
@@ -121,7 +121,7 @@ def test_response_and_burst_say_what_a_request_costs_each_process_and_that_none_
     assert min(map(len, drawn.values())) > 5_000
 
 
-def test_waves_say_when_the_first_and_the_last_of_each_is_answered(fleet: Path, tmp_path: Path) -> None:
+def test_waves_measures_the_first_and_the_last_answer_of_a_wave(fleet: Path, tmp_path: Path) -> None:
     report = waves(fleet, [4, 1, 4], 3, "pool", tmp_path / "waves.svg")
     one, four = report.rows
     assert [(row["at_once"], row["requests"]) for row in report.rows] == [(1, 3), (4, 12)]
@@ -133,22 +133,22 @@ def test_waves_say_when_the_first_and_the_last_of_each_is_answered(fleet: Path, 
 
 ONE_OF_ALL = """
 import sys
-from hplm_loadtest.benchmarks.everything import _hplm
-from hplm_loadtest.scenarios.stop import stop_by_signals
+from hplm_loadtest.benchmarks.all_benchmarks import _hplm
+from hplm_loadtest.scenarios.stop_signals import stop_on_signals
 
-stop_by_signals("bench")
+stop_on_signals("bench")
 _hplm(*sys.argv[1:])
 """
 
 
 @pytest.mark.parametrize("program", [["-m", "hplm_cli"], ["-c", ONE_OF_ALL]], ids=["by-itself", "as-one-of-all"])
-def test_a_benchmark_that_is_ended_leaves_no_folder_and_says_so(
+def test_a_stopped_benchmark_removes_its_folder_and_prints_a_line(
     fleet: Path, tmp_path: Path, program: list[str]
 ) -> None:
     command = [sys.executable, *program, "bench", "waves", "--models", str(fleet), "--texts", "pool"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as running:
-        # A wave a second: far from done.
+        # The benchmark still has waves to send, one per second.
         until(lambda: any(tmp_path.glob("hplm-variant-*/models/hbert_upper")))
         running.send_signal(signal.SIGTERM)
         _, errors = running.communicate(timeout=60)
@@ -158,7 +158,7 @@ def test_a_benchmark_that_is_ended_leaves_no_folder_and_says_so(
     assert not [*tmp_path.glob("hplm-variant-*")]
 
 
-def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet: Path, tmp_path: Path) -> None:
+def test_overload_measures_goodput_and_how_soon_requests_are_refused(fleet: Path, tmp_path: Path) -> None:
     report = overload(fleet, [5.0, 0.2, 5.0], 1, 1.5, 0.5, "pool", tmp_path / "overload.svg")
     few, many = report.rows
     assert (few["times"], many["times"]) == (0.2, 5.0)
@@ -170,7 +170,7 @@ def test_overload_counts_what_is_in_time_and_how_soon_the_rest_is_refused(fleet:
     assert (tmp_path / "overload.svg").stat().st_size
 
 
-def test_trace_writes_what_perfetto_opens_and_a_picture(fleet: Path, tmp_path: Path) -> None:
+def test_trace_writes_events_for_perfetto_and_a_picture(fleet: Path, tmp_path: Path) -> None:
     report = trace(fleet, 64, 3, tmp_path / "trace.json", tmp_path / "trace.png")
     assert {("plot", "batch"), ("upper", "batch"), ("upper", "layer"), ("upper", "fill"), ("upper", "answer")} <= {
         (row["stage"], row["span"]) for row in report.rows

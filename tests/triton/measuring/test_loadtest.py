@@ -1,4 +1,4 @@
-"""Load on the real server: nothing is lost, and what the server was sent is what was planned."""
+"""Load on a real server: no request is lost, and the server gets the planned requests."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ import numpy as np
 import pytest
 from hplm_client import AsyncClient, Client
 from hplm_client.manage.client import ManageClient
-from hplm_loadtest.benchmarks.models import examples, served_names
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
+from hplm_loadtest.benchmarks.served_repository import example_texts, single_text_tenants
+from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.workloads.arrivals import BurstArrivals, PoissonArrivals
 from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.plan import Mix
+from hplm_loadtest.workloads.load_plan import RequestMix
 from hplm_loadtest.workloads.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.workloads.texts import mean_tokens
 
 from hplm.errors import ConfigError, UnreachableError
+from hplm.models import base as bases
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import managed, tiny
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
-# The machine is busy with other tests: these look for lost requests, not for how late the generator was.
+# These tests look for lost requests and not for a late generator, because the machine is busy with other tests.
 MEMBERS = list(tiny.TASKS)
 TIMEOUT_S = 100.0
 
@@ -41,11 +42,13 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture
-def mix() -> Mix:
-    return Mix(ZipfTenants(MEMBERS), tiny.sentences(50), DeadlineClasses({"short": (25.0, 0.5), "long": (60.0, 0.5)}))
+def mix() -> RequestMix:
+    return RequestMix(
+        ZipfTenants(MEMBERS), tiny.sentences(50), DeadlineClasses({"short": (25.0, 0.5), "long": (60.0, 0.5)})
+    )
 
 
-def test_the_open_loop_loses_nothing(server: TritonServer, mix: Mix) -> None:
+def test_the_open_loop_loses_nothing(server: TritonServer, mix: RequestMix) -> None:
     plan = mix.plan(PoissonArrivals(60), 3.0, rng())
     run = open_loop(server.ports.grpc_url, plan, timeout_s=TIMEOUT_S)
     assert len(run) == len(plan.times_s)
@@ -56,16 +59,18 @@ def test_the_open_loop_loses_nothing(server: TritonServer, mix: Mix) -> None:
 
 
 def test_the_open_loop_counts_a_refused_request_by_its_code(server: TritonServer) -> None:
-    plan = Mix(UniformTenants(["alpha", "nobody"]), ["the red cat"]).plan(PoissonArrivals(100), 1.0, rng())
+    plan = RequestMix(UniformTenants(["alpha", "nobody"]), ["the red cat"]).plan(PoissonArrivals(100), 1.0, rng())
     run = open_loop(server.ports.grpc_url, plan)
     unknown = sum(name == "nobody" for name in plan.requests.tenants)
     assert run.row()["errors"] == {"UNKNOWN_TENANT": unknown}
     assert run.kinds == {"answered": len(run) - unknown, "failed": unknown}
 
 
-def test_the_open_loop_counts_a_request_that_took_too_long_as_lost(tiny_models: Path, tmp_path: Path, mix: Mix) -> None:
+def test_the_open_loop_counts_a_request_that_took_too_long_as_lost(
+    tiny_models: Path, tmp_path: Path, mix: RequestMix
+) -> None:
     plan = mix.plan(PoissonArrivals(100), 0.5, rng())
-    # Of its own: Triton may end where a request is cancelled just when its answer leaves.
+    # A server of its own, because Triton may crash if a request is cancelled just when its answer leaves.
     with TritonServer(tiny_models, free_ports(), log=tmp_path / "log") as server:
         server.wait_ready()
         run = open_loop(server.ports.grpc_url, plan, timeout_s=0.0001)
@@ -73,14 +78,14 @@ def test_the_open_loop_counts_a_request_that_took_too_long_as_lost(tiny_models: 
     assert set(run.kinds) <= {"lost", "answered"}
 
 
-def test_the_closed_loop_answers_every_request(server: TritonServer, mix: Mix) -> None:
+def test_the_closed_loop_answers_every_request(server: TritonServer, mix: RequestMix) -> None:
     run = closed_loop(server.ports.grpc_url, mix.draw(300, rng()), 16, timeout_s=TIMEOUT_S)
     assert run.kinds == {"answered": 300}
     assert run.kept_up
     assert run.row()["offered_per_s"] > 0
 
 
-def test_the_loops_refuse_what_they_cannot_reach(server: TritonServer, mix: Mix) -> None:
+def test_the_loops_refuse_servers_that_they_cannot_reach(server: TritonServer, mix: RequestMix) -> None:
     plan = mix.plan(PoissonArrivals(100), 0.1, rng())
     with pytest.raises(UnreachableError):
         open_loop(free_ports().grpc_url, plan)
@@ -139,7 +144,7 @@ def test_locust_loses_nothing(
     assert (everything["lost"], everything["failed"], everything["refused"]) == (0, 0, 0)
     assert sum(row["requests"] for row in classes) == (everything["requests"] if "--deadlines" in scenario else 0)
     assert report["settings"]["tenants"] == len(MEMBERS)
-    # Where it fell behind its plan, on a busy machine, it must say so.
+    # On a busy machine the load may fall behind its plan; then the command must print that.
     assert (done.returncode, "fell behind" in done.stderr) == ((0, False) if report["goals"][1]["met"] else (1, True))
 
 
@@ -156,24 +161,28 @@ def test_locust_ends_with_status_1_when_requests_fail(server: TritonServer, tmp_
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_in_an_empty_folder_the_tenants_are_those_that_the_manager_lists(
+def test_without_options_all_listed_tenants_get_requests_and_tenants_of_pairs_get_pairs(
     place: managed.Place, tmp_path: Path, protocol: str
 ) -> None:
+    tiny.make_tenant(place.store, bases.load(place.store.base("tiny")), f"pairs-{protocol}", 9, "follows")
+    place.await_seen()
     (tmp_path / "texts").write_text("the red cat\n")
     (tmp_path / "empty").mkdir()
     files = ["--text", str(tmp_path / "texts"), "--json", str(tmp_path / "r.json")]
     options = ["--url", place.url(protocol), "--rate", "20", "--duration", "1", *files]
     command = [str(Path(sys.executable).parent / "hplm"), "loadtest", "steady", *options]
     with ManageClient(place.url(protocol)) as manage:
-        listed = len(manage.list_tenants(limit=1000))
+        listed = manage.list_tenants(limit=1000)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path / "empty")
+    tiny.delete_tenant(place.store, f"pairs-{protocol}")
     assert "Traceback" not in done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["settings"]["tenants"] == listed > 0
+    assert report["settings"]["tenants"] == len(listed)
+    assert report["settings"]["of_pairs"] == sum(tenant.texts == 2 for tenant in listed) > 0
     assert report["rows"][0]["errors"] == {}
 
 
-def test_where_the_server_has_no_manager_it_is_said_which_option_names_tenants(server: TritonServer) -> None:
+def test_a_server_without_a_manager_is_refused_with_the_option_that_names_tenants(server: TritonServer) -> None:
     command = [str(Path(sys.executable).parent / "hplm"), "loadtest", "steady", "--url", server.ports.grpc_url]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -235,13 +244,13 @@ def test_a_deadline_is_accepted_by_every_call(server: TritonServer, protocol: st
     assert asyncio.run(ask()) == label
 
 
-def test_a_benchmark_knows_the_repository(tiny_models: Path) -> None:
-    assert served_names(tiny_models) == sorted(MEMBERS)
-    assert examples(tiny_models) == ["Anna sings in Paris"]
+def test_a_benchmark_reads_tenants_and_texts_of_a_repository(tiny_models: Path) -> None:
+    assert single_text_tenants(tiny_models) == sorted(MEMBERS)
+    assert example_texts(tiny_models) == ["Anna sings in Paris"]
     assert mean_tokens(["the red cat", "a"], tiny_models) == 4.0
 
 
-def test_a_burst_is_answered_whole(server: TritonServer, mix: Mix) -> None:
+def test_a_burst_is_answered_whole(server: TritonServer, mix: RequestMix) -> None:
     arrivals = BurstArrivals(clients=20, stagger_s=0.02, period_s=0.3, count=5)
-    run = open_loop(server.ports.grpc_url, mix.plan(arrivals, arrivals.lasts_s, rng()), timeout_s=TIMEOUT_S)
+    run = open_loop(server.ports.grpc_url, mix.plan(arrivals, arrivals.duration_s, rng()), timeout_s=TIMEOUT_S)
     assert run.kinds == {"answered": 100}

@@ -1,4 +1,4 @@
-"""The systems that hBERT is compared with: real models on a real server, whose answers equal a slow computation."""
+"""The peers of hBERT: real models on a real server, whose answers equal a slow computation."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hplm_builder.export import register
 from hplm_builder.export.model_folders import export
 from hplm_builder.fleet.benchmark_repository import BANK, PLOT, make_fleet, make_pool_plot
 from hplm_client import Client
-from hplm_loadtest.benchmarks.serving import memory, tenants_bench
+from hplm_loadtest.benchmarks.serving import memory, throughput_by_tenants
 from hplm_loadtest.peers import systems
-from hplm_loadtest.peers.bodies import DedicatedBody, in_every_layer
-from hplm_loadtest.peers.files import file_of, model_files
-from hplm_loadtest.peers.plain import (
-    PACKED_FROM_BATCH,
-    FlatModel,
-    PeerRequest,
-    seeded_model,
-    stored_as,
-    whole,
-)
+from hplm_loadtest.peers.engines import DedicatedEngine, in_every_layer
+from hplm_loadtest.peers.model_files import model_file_of, model_files
+from hplm_loadtest.peers.model_swapping import Resident, SwapWorker, model_to_evict
+from hplm_loadtest.peers.model_writer import write_models
 from hplm_loadtest.peers.repository import serve_peer, write_repository
 from hplm_loadtest.peers.settings import PeerSettings, System
-from hplm_loadtest.peers.swap import Resident, SwapWorker, victim
 from hplm_loadtest.peers.systems import Limits, SystemName, Systems, open_fleet
-from hplm_loadtest.peers.weights import write_models
-from hplm_loadtest.scenarios.run import ANSWERED, NO_ANSWER, Run
+from hplm_loadtest.peers.whole_model import (
+    PACKED_FROM_BATCH,
+    PeerRequest,
+    PreallocatedModel,
+    make_seeded_model,
+    stored_as,
+    whole_config,
+)
+from hplm_loadtest.scenarios.outcomes import ANSWERED, NO_ANSWER, Run
 from rich.progress import Progress
 
 from hplm import errors
@@ -58,7 +58,7 @@ MODELS, PLACES = 5, 2
 
 @dataclass(frozen=True)
 class Served:
-    """A peer that serves the tiny store's tenants and a fleet, with fewer places than models."""
+    """A server of a peer with the tiny store's tenants and a fleet, and with fewer places than models."""
 
     system: System
     server: TritonServer
@@ -73,13 +73,13 @@ class Served:
         return tiny.load_tenant(self.store, self.base, name)
 
     def expected(self, name: str, text: str) -> np.ndarray:
-        """One text, no packing, no swapping, every layer in a loop."""
-        config = whole(self.base.config)
+        """Compute the logits of one text without packing and swapping, layer by layer."""
+        config = whole_config(self.base.config)
         tenant = self.tenant(name)
         is_own = self.system in ("dedicated", "onnxruntime")
         files = model_files(self.weights)
-        number = files.index(file_of(name, files)) if is_own else 0
-        model = seeded_model(config, number)
+        number = files.index(model_file_of(name, files)) if is_own else 0
+        model = make_seeded_model(config, number)
         encoded = TextEncoder(self.base.tokenizer_path, config.max_tokens).encode([text])[0]
         with torch.inference_mode():
             embedded = model.word_embeddings(torch.from_numpy(encoded.ids))
@@ -101,7 +101,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         tiny.make_tenant(store, base, name, seed, domain=PLOT)
     make_fleet(store, base, BANK, 12, 0, QUIET)
     register.publish_bank(store, base, PLOT, BANK)
-    config = whole(base.config)
+    config = whole_config(base.config)
     onnx = request.param == "onnxruntime"
     written = write_models(
         folder / "weights",
@@ -129,7 +129,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.triton
-def test_logits_equal_a_slow_computation_whatever_is_swapped(served: Served) -> None:
+def test_logits_equal_a_slow_computation_while_models_are_swapped(served: Served) -> None:
     names = [*tiny.TASKS, *(f"tenant-{i:05d}" for i in range(12))]
     pairs = [(name, text) for text in tiny.sentences(4) for name in names]
     pairs = [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))]
@@ -159,15 +159,15 @@ def test_a_bad_request_gets_hberts_error(served: Served, tenant: str, text: str,
         assert client.predict("alpha", "the red cat").label in ("yes", "no")
 
 
-def test_a_model_without_waiting_requests_leaves_first() -> None:
+def test_a_model_without_waiting_requests_is_evicted_first() -> None:
     residents = [Resident("a", 3, False), Resident("b", None, True), Resident("c", None, False)]
-    assert victim(residents, wanted=9) == "c"
+    assert model_to_evict(residents, wanted=9) == "c"
 
 
-def test_the_model_whose_requests_came_last_leaves_but_never_for_a_later_one() -> None:
+def test_the_model_whose_requests_came_last_is_evicted_but_never_for_later_requests() -> None:
     residents = [Resident("a", 3, False), Resident("b", 7, False), Resident("c", 9, True)]
-    assert victim(residents, wanted=5) == "b"
-    assert victim(residents, wanted=8) is None
+    assert model_to_evict(residents, wanted=5) == "b"
+    assert model_to_evict(residents, wanted=8) is None
 
 
 @pytest.mark.parametrize("places", [1, 2, 5])
@@ -219,27 +219,27 @@ def test_a_model_that_cannot_be_loaded_fails_its_own_requests_only() -> None:
 
 
 def test_a_file_of_another_shape_is_refused(tmp_path: Path) -> None:
-    config = whole(tiny.config())
+    config = whole_config(tiny.config())
     other = replace(config, upper_layers=1)
     write_models(tmp_path, other, tenants=1, disk_bytes=10**9, dtype=torch.float32, onnx=False, progress=QUIET)
     with pytest.raises(errors.CorruptArtifactError, match="bytes"):
-        FlatModel(config, torch.float32).fill(model_files(tmp_path)[0])
+        PreallocatedModel(config, torch.float32).fill(model_files(tmp_path)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_in_its_place_its_own(
+def test_a_whole_model_gives_the_same_logits_before_and_after_packing_and_after_a_swap(
     tmp_path: Path, dtype: torch.dtype
 ) -> None:
     base = tiny.make_base(Store(tmp_path / "store"), tiny.config())
-    config, folder = whole(base.config), tmp_path / "weights"
+    config, folder = whole_config(base.config), tmp_path / "weights"
     write_models(folder, config, tenants=2, disk_bytes=10**9, dtype=dtype, onnx=False, progress=QUIET)
     rng = np.random.default_rng(0)
     tenant = tiny.fleet_of(base, 1)[0]
     requests = [PeerRequest(tenant, rng.integers(5, config.vocab_size, size=length)) for length in (4, 7, 4)]
-    flat = FlatModel(config, dtype)
+    flat = PreallocatedModel(config, dtype)
     for number in (0, 1, 0):
         flat.fill(model_files(folder)[number])
-        model = stored_as(seeded_model(config, number), dtype).float()
+        model = stored_as(make_seeded_model(config, number), dtype).float()
         for batch in range(1, PACKED_FROM_BATCH + 2):
             for request, found in zip(requests, flat.run(requests), strict=True):
                 with torch.inference_mode():
@@ -249,13 +249,13 @@ def test_a_whole_model_gives_the_same_before_and_after_it_is_packed_and_another_
             assert flat.is_packed == (batch >= PACKED_FROM_BATCH and can_pack(torch.device("cpu"), dtype))
 
 
-def test_a_whole_model_that_nobody_went_for_is_packed_before_it_computes(tmp_path: Path) -> None:
-    config = whole(tiny.config())
+def test_the_first_whole_model_in_a_place_is_packed_before_it_computes(tmp_path: Path) -> None:
+    config = whole_config(tiny.config())
     write_models(tmp_path, config, tenants=2, disk_bytes=10**9, dtype=torch.float32, onnx=False, progress=QUIET)
     settings = PeerSettings(
         system="dedicated", store="", base="", weights="", budget_mb=1, num_slots=4, dtype="float32"
     )
-    body = DedicatedBody(settings, config, torch.float32, tmp_path, torch.device("cpu"))
+    body = DedicatedEngine(settings, config, torch.float32, tmp_path, torch.device("cpu"))
     seen = []
     for model in ("acme", "globex"):
         body.load(0, model)
@@ -274,15 +274,15 @@ def throughput(system: str, count: int, rate: float) -> dict[str, object]:
     }
 
 
-def test_goals_come_from_the_rows_and_what_was_not_measured_has_none() -> None:
+def test_goals_exist_only_for_measured_rows() -> None:
     rows = [throughput("hbert", 1, 100.0), throughput("hbert", 10_000, 90.0), throughput("dedicated", 10_000, 3.0)]
-    found = {goal.id: goal.value for goal in tenants_bench.goals(rows)}
+    found = {goal.id: goal.value for goal in throughput_by_tenants.goals(rows)}
     assert found == {"tenants-errors": 0.0, "tenants-flat": 0.9, "tenants-dedicated-1000": 30.0}
     responses = [
         {"measure": "response", "system": system, "p50_ms": p50_ms, "kept_up": kept_up}
         for system, p50_ms, kept_up in (("hbert", 2.0, 1.0), ("dedicated", 500.0, 0.9))
     ]
-    response, kept_up = tenants_bench.goals([*rows, *responses])[-2:]
+    response, kept_up = throughput_by_tenants.goals([*rows, *responses])[-2:]
     assert (response.value, kept_up.value, kept_up.met) == (250.0, 0.9, False)
 
 
@@ -292,8 +292,8 @@ def make_run(planned: list[float], done: list[float], duration_s: float) -> Run:
     return Run(duration_s, sent, sent, np.array(done), codes, nothing)
 
 
-def test_what_is_not_answered_by_the_end_counts_as_waiting_until_then() -> None:
-    waited_s, answered = tenants_bench.waits(make_run([0.0, 1.0, 2.0, 9.0], [0.5, np.nan, 11.0, 9.5], 10.0))
+def test_a_request_without_an_answer_at_the_end_counts_as_waiting_until_the_end() -> None:
+    waited_s, answered = throughput_by_tenants.waits(make_run([0.0, 1.0, 2.0, 9.0], [0.5, np.nan, 11.0, 9.5], 10.0))
     np.testing.assert_allclose(waited_s, [0.5, 9.0, 8.0, 0.5])
     assert answered == 0.5
 
@@ -313,7 +313,7 @@ def test_the_memory_of_a_server_counts_its_own_process() -> None:
 
 @pytest.fixture(scope="module")
 def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as `hplm build fleet --reduction-factor 4` writes it, over the tiny base."""
+    """Make a folder like `hplm build fleet --reduction-factor 4`, over the tiny base."""
     folder = tmp_path_factory.mktemp("fleet")
     store = Store(folder / "store")
     base = tiny.make_base(store, tiny.config())
@@ -330,9 +330,9 @@ def tiny_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.triton
 def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: Path, tmp_path: Path) -> None:
-    load = tenants_bench.Load(0.3, 0.3, 1, in_flight=8, response_s=1.0, response_share=0.2, generators=2)
+    load = throughput_by_tenants.Load(0.3, 0.3, 1, in_flight=8, response_s=1.0, response_share=0.2, generators=2)
     picture = tmp_path / "tenants.svg"
-    report = tenants_bench.throughput_by_tenants(
+    report = throughput_by_tenants.throughput_by_tenants(
         *(tiny_fleet, "minilm", ["hbert", "dedicated"], [1, 12], ["uniform"], load, Limits(1, 1, 2), picture, "unseen"),
         {"num_slots": 5},
     )
@@ -351,23 +351,21 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
 
 def test_more_generators_than_requests_under_way_are_refused() -> None:
     with pytest.raises(errors.ConfigError, match="9 generators cannot have 8 requests under way"):
-        tenants_bench.Load(in_flight=8, generators=9)
+        throughput_by_tenants.Load(in_flight=8, generators=9)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is prepared, and not run, is prepared for a GPU."""
+    """Pretend that there is a GPU, for tests that prepare servers and do not start them."""
     monkeypatch.setattr(systems, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(systems, "choose_dtype", lambda *_: torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
-def test_what_could_not_be_compared_on_several_gpus_is_refused(
-    tiny_fleet: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peers_on_several_gpus_are_refused(tiny_fleet: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(1, 8, 2))
-    # By itself hBERT may have them all.
+    # hBERT alone may use all GPUs.
     servers.prepare("hbert", QUIET)
     with pytest.raises(errors.ConfigError, match="CUDA_VISIBLE_DEVICES=0"):
         servers.prepare("shared", QUIET)
@@ -382,7 +380,7 @@ def test_what_could_not_be_compared_on_several_gpus_is_refused(
         ("dedicated", {"hbert": 1}),
     ],
 )
-def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_but_of_whole_models(
+def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_except_those_of_whole_models(
     tiny_fleet: Path, gpu: None, name: SystemName, wanted: dict[str, int]
 ) -> None:
     Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(3, 9, 2)).prepare(name, QUIET)
@@ -391,7 +389,7 @@ def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_but_of_whole
 
 
 @pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])
-def test_threads_beyond_the_first_are_processes_but_of_whole_models(tiny_fleet: Path, name: SystemName) -> None:
+def test_threads_are_processes_except_for_whole_models(tiny_fleet: Path, name: SystemName) -> None:
     Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(2, 8, 2)).prepare(name, QUIET)
     model = "hbert_upper" if name == "hbert" else "hbert"
     folder = tiny_fleet / "peers" / f"models-{name}" / model
@@ -402,7 +400,9 @@ def test_threads_beyond_the_first_are_processes_but_of_whole_models(tiny_fleet: 
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("name", sorted({*get_args(SystemName)} - {"hbert", "dedicated"}))  # those two: above
+@pytest.mark.parametrize(
+    "name", sorted({*get_args(SystemName)} - {"hbert", "dedicated"})
+)  # the test above measures those two
 def test_every_system_starts_over_a_fleet_and_answers(tiny_fleet: Path, name: SystemName) -> None:
     servers = Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(1, 1, 2))
     servers.prepare(name, QUIET)
@@ -422,12 +422,7 @@ def test_the_memory_benchmark_keeps_every_tenant_and_no_device_bytes_grow(tiny_f
     assert all(goal.met for goal in report.goals)
 
 
-def test_a_fleet_that_is_not_there_is_refused_with_the_command_that_builds_it(tiny_fleet: Path, tmp_path: Path) -> None:
+def test_a_missing_fleet_is_refused_with_the_command_that_builds_it(tiny_fleet: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, tiny_fleet):
         with pytest.raises(errors.MissingArtifactError, match="hplm build fleet --shape minilm --tenants 13"):
             open_fleet(folder, "minilm", 13)
-
-
-def test_an_unknown_system_is_refused_by_name() -> None:
-    with pytest.raises(errors.ConfigError, match="no system 'guess'"):
-        tenants_bench.parse_systems(["hbert", "guess"])

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pytest
 from hplm_client import AsyncClient
 from hplm_client.prediction import Prediction
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
+from hplm_loadtest.scenarios.server_metrics import metric_value
 
 from hplm.adapters.tenant import Tenant
 from hplm.engine import reference
@@ -79,7 +79,7 @@ def server(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[TritonServe
     """A server in one of the modes; what comes to its second stage comes together."""
     upper = {"batching": request.param, "row_tokens": ROW_TOKENS, "device": "cpu", **SETTINGS[request.param]}
     log = f"{request.param}.log"
-    with serving(fleet.models, plot={"batch_every_ms": 40}, upper=upper, log=log) as running:
+    with benchmark_server(fleet.models, StageSettings({"batch_every_ms": 40}, upper), log=log) as running:
         yield running
 
 
@@ -96,7 +96,7 @@ async def ask(server: TritonServer, pairs: Sequence[tuple[str, str]]) -> list[Pr
 
 
 def counted(server: TritonServer, event: str) -> float:
-    return metric(server, f'hplm_upper_events_total{{event="{event}"}}')
+    return metric_value(server, f'hplm_upper_events_total{{event="{event}"}}')
 
 
 def test_texts_of_all_lengths_and_tenants_batched_together_are_answered_as_by_the_reference(

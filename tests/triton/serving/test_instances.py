@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hplm_client import AsyncClient
 from hplm_client.prediction import Prediction
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.scenarios.server_metrics import metric_value
 
 from hplm.engine import reference
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
@@ -64,8 +64,10 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
     for family, role in (("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")):
         # What `given` asked the look-up for came from it alone.
         asked = ASKED + (len(TEXTS) if role == "hbert_plot" else 0)
-        until(lambda family=family, asked=asked: metric(server, f'{family}{{event="ok"}}') == asked)
-        each = [metric(server, f'{family}{{event="ok",model_instance="{role}_0_{number}"}}') for number in range(2)]
+        until(lambda family=family, asked=asked: metric_value(server, f'{family}{{event="ok"}}') == asked)
+        each = [
+            metric_value(server, f'{family}{{event="ok",model_instance="{role}_0_{number}"}}') for number in range(2)
+        ]
         assert min(each) > 0
         assert sum(each) == asked
 

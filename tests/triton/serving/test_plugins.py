@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hplm_client import Client
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.scenarios.server_metrics import metric_value
 
 from hplm.errors import StartError
 from hplm.triton.launcher.ports import free_ports
@@ -47,7 +47,7 @@ def test_with_a_policy_that_raises_or_returns_nonsense_everything_is_answered_an
         with Client(server.ports.grpc_url) as client:
             pairs = [(tenant, text) for text in tiny.sentences(20) for tenant in tiny.TASKS]
             assert len(list(client.predict_many(pairs))) == 80
-        until(lambda: metric(server, 'hplm_upper_events_total{event="policy_failures"}') > 0)
+        until(lambda: metric_value(server, 'hplm_upper_events_total{event="policy_failures"}') > 0)
         assert server.process.poll() is None
         until(lambda: "KeyError: 'no such thing'" in (tmp_path / "log").read_text())
         assert "the policy failed (KeyError); that batch is first come, first served" in (tmp_path / "log").read_text()

@@ -24,7 +24,7 @@ import tritonclient.grpc
 import tritonclient.http
 from hplm_client import AsyncClient, Client
 from hplm_client.prediction import Prediction
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.scenarios.server_metrics import metric_value
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -354,7 +354,7 @@ def test_a_stream_of_large_requests_to_an_idle_server_is_not_taken_for_a_flood(s
 
 def test_after_a_bad_text_the_others_of_its_request_are_not_computed(server: TritonServer) -> None:
     def cancelled() -> float:
-        return metric(server, 'hplm_plot_events_total{event="cancelled"}')
+        return metric_value(server, 'hplm_plot_events_total{event="cancelled"}')
 
     before = cancelled()
     given = in_one_request([*[("alpha", "the red cat")] * 63, ("nobody", "the red cat")])
@@ -516,12 +516,12 @@ def test_an_error_has_its_http_status(server: TritonServer, tenant: str, status:
 def test_windows_by_level_are_on_the_metrics_page(server: TritonServer) -> None:
     with Client(server.ports.http_url) as client:
         client.predict("alpha", "the red cat")
-    until(lambda: metric(server, 'hplm_plot_windows_total{level="root"}') > 0)
+    until(lambda: metric_value(server, 'hplm_plot_windows_total{level="root"}') > 0)
 
 
 def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw: tuple[Any, Any]) -> None:
     def refused() -> float:
-        return metric(server, 'hplm_upper_events_total{event="bad_hidden_states"}')
+        return metric_value(server, 'hplm_upper_events_total{event="bad_hidden_states"}')
 
     before = refused()
     hidden, tokens = np.zeros((1, 3, 48), dtype=np.float16), np.zeros((1, 3, 3), dtype=np.int32)

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hplm_client import AsyncClient, Client
-from hplm_loadtest.scenarios.metrics import metric
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop_here
-from hplm_loadtest.workloads.plan import Plan, Requests
+from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop_here
+from hplm_loadtest.scenarios.server_metrics import metric_value
+from hplm_loadtest.workloads.load_plan import LoadPlan, Requests
 
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
@@ -40,7 +40,7 @@ def over_grpc(url: str, names: list[str]) -> Seconds:
     """When each request was answered, all sent within a third of a second."""
     requests = Requests(names, [TEXT] * len(names), np.full(len(names), np.nan))
     # Not in a process of its own: between the last answer and now that would end.
-    run = open_loop_here(url, Plan(np.linspace(0.0, 0.3, len(names)), requests, 0.3), 150.0)
+    run = open_loop_here(url, LoadPlan(np.linspace(0.0, 0.3, len(names)), requests, 0.3), 150.0)
     now_s = time.monotonic()
     assert run.kinds == {"answered": len(names)}
     return now_s - run.done_s.max() + run.done_s
@@ -70,13 +70,13 @@ def over_http(url: str, names: list[str]) -> Seconds:
 
 
 def wait_for_looked_up(server: TritonServer, count: int) -> None:
-    until(lambda: metric(server, LOOKED_UP) == count)
+    until(lambda: metric_value(server, LOOKED_UP) == count)
 
 
 def all_wait_s(server: TritonServer, count: int, long_request: Future[Any]) -> float:
     """When `count` requests had come and the one that kept the upper layers busy meanwhile was answered."""
     long_request.result()
-    until(lambda: metric(server, CAME) >= count)
+    until(lambda: metric_value(server, CAME) >= count)
     return time.monotonic()
 
 

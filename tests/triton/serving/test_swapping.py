@@ -19,7 +19,7 @@ from hplm_client import AsyncClient
 from hplm_client.infer_tensors import input_tensors
 from hplm_client.prediction import Prediction
 from hplm_client.transport.error_translation import from_triton
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.scenarios.server_metrics import metric_value
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
@@ -202,7 +202,7 @@ def test_no_answer_is_crossed_in_50000_mixed_requests(traffic: Traffic) -> None:
 
 
 def test_tenants_were_pushed_out_of_host_memory_and_loaded_again_all_the_while(fleet: Fleet, traffic: Traffic) -> None:
-    assert metric(fleet.server, 'hplm_upper_events_total{event="host_loads"}') > 5 * FLEET
+    assert metric_value(fleet.server, 'hplm_upper_events_total{event="host_loads"}') > 5 * FLEET
 
 
 def test_memory_of_server_and_stages_and_shared_memory_stay_flat_over_25000_requests(traffic: Traffic) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hplm_loadtest.cli.loadtest import given_names
+from hplm_loadtest.cli.loadtest import parse_tenants
 
 from hplm.triton.launcher.ports import free_ports
 
@@ -20,7 +20,7 @@ def hplm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Options that make a load need no repository."""
+    """Return options that name tenants and texts, so that the load needs no repository."""
     (tmp_path / "names.txt").write_text("alpha\n\nbeta\n")
     (tmp_path / "texts.txt").write_text("the red cat\n")
     return ["--tenants", str(tmp_path / "names.txt"), "--text", str(tmp_path / "texts.txt")]
@@ -69,15 +69,13 @@ def test_a_wrong_call_is_one_line_and_status_1(files: list[str], options: list[s
 
 
 @pytest.mark.parametrize("option", ["--duration=0", "--cv=0", "--cv=1e9", "--no-such"])
-def test_an_option_that_there_is_not_or_out_of_the_range_that_help_shows_is_status_2(
-    files: list[str], option: str
-) -> None:
+def test_an_unknown_option_or_a_value_outside_its_range_is_status_2(files: list[str], option: str) -> None:
     done = hplm("loadtest", "steady", *files, option)
     assert done.returncode == 2
     assert option.partition("=")[0] in done.stderr
 
 
-def test_where_no_models_are_it_is_said_what_else_names_tenants() -> None:
+def test_a_missing_models_folder_is_refused_with_the_other_ways_to_name_tenants() -> None:
     done = hplm("loadtest", "steady", "--models", "no/models")
     assert done.returncode == 1
     assert done.stderr == (
@@ -86,7 +84,7 @@ def test_where_no_models_are_it_is_said_what_else_names_tenants() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_where_no_manager_answers_it_is_said_which_option_names_tenants(scheme: str) -> None:
+def test_an_unreachable_manager_is_refused_with_the_option_that_names_tenants(scheme: str) -> None:
     done = hplm("loadtest", "steady", "--url", f"{scheme}://127.0.0.1:{free_ports().http}")
     assert done.returncode == 1
     assert done.stderr.startswith(
@@ -116,17 +114,17 @@ def test_tenants_by_two_options_are_refused() -> None:
 
 def test_tenants_are_the_lines_of_a_file_or_the_names_between_commas(tmp_path: Path) -> None:
     (tmp_path / "names").write_text("alpha\n\nbeta\n")
-    assert given_names(str(tmp_path / "names")) == given_names("alpha, beta,") == ["alpha", "beta"]
-    assert given_names("alpha") == ["alpha"]
+    assert parse_tenants(str(tmp_path / "names")) == parse_tenants("alpha, beta,") == ["alpha", "beta"]
+    assert parse_tenants("alpha") == ["alpha"]
 
 
-def test_a_benchmark_refuses_a_report_that_cannot_be_written_before_it_measures() -> None:
+def test_a_benchmark_refuses_a_result_file_that_cannot_be_written_before_it_measures() -> None:
     done = hplm("bench", "plot-lookup", "--models", "nowhere", "--json", "/dev/full")
     assert done.returncode == 1
     assert "BAD_CONFIG: --json: /dev/full cannot be written: No space left on device" in done.stderr
 
 
-def test_a_port_of_the_page_that_is_taken_is_one_line_and_status_1(files: list[str]) -> None:
+def test_a_page_port_that_is_taken_is_one_line_and_status_1(files: list[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -138,10 +136,10 @@ def test_a_port_of_the_page_that_is_taken_is_one_line_and_status_1(files: list[s
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_nobody_listening_is_one_line_and_status_1(files: list[str], scheme: str) -> None:
+def test_a_server_that_does_not_listen_is_one_line_and_status_1(files: list[str], scheme: str) -> None:
     done = hplm("loadtest", "steady", "--url", f"{scheme}://127.0.0.1:{free_ports().http}", *files)
     assert done.returncode == 1
     assert "UNREACHABLE" in done.stderr
     assert "Traceback" not in done.stderr
-    # What Locust patches must not have been imported before it.
+    # The modules that Locust patches must not be imported before Locust.
     assert "MonkeyPatchWarning" not in done.stderr

@@ -1,4 +1,4 @@
-"""`hplm bench adapters`: ways to apply many tenants' adapters to one packed batch."""
+"""The benchmark `hplm bench adapters`: ways to apply many tenants' adapters to one packed batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hplm.models.device import choose_device, choose_dtype, use_threads
 from hplm.models.layers import Adapt
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.benchmarks.timing import interleaved
-from hplm_loadtest.workloads.workload import NormalLengths
+from hplm_loadtest.benchmarks.timing import time_interleaved
+from hplm_loadtest.workloads.lengths import NormalLengths
 
 BATCH = 64
 REDUCTION_FACTOR = 16
@@ -30,7 +30,7 @@ SIZES = {"minilm": 384, "bert-base": 768}
 
 
 def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
-    """Seconds of one layer's adapters for 64 texts of 1, 4, 16 and 64 tenants: our two ways, a loop, and `grouped_mm`."""
+    """Time one layer's adapters for 64 texts of 1, 4, 16 and 64 tenants: the engine's two ways, a loop, and `grouped_mm`."""
     use_threads(num_threads)
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
@@ -54,26 +54,26 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
                     variants: dict[str, Callable[[], object]] = {
                         name: partial(_run, way, attended) for name, way in ways.items()
                     }
-                    timed = interleaved(variants, rounds, 5, progress, f"{shape}, {count} tenants")
+                    timed = time_interleaved(variants, rounds, 5, progress, f"{shape}, {count} tenants")
                 rows += [
                     {
                         "shape": shape,
                         "tenants": count,
                         "way": name,
-                        "ms_per_layer": 1000 * one.median_s,
-                        "over_batched": one.median_s / timed["batched"].median_s,
-                        "spread": one.spread,
+                        "ms_per_layer": 1000 * timing.median_s,
+                        "over_batched": timing.median_s / timed["batched"].median_s,
+                        "spread": timing.spread,
                     }
-                    for name, one in timed.items()
+                    for name, timing in timed.items()
                 ]
             slots.close()
-    about = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
+    settings = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
     served = "batched" if gathers(device, dtype) else "text by text"
-    return Report("adapters", {**about, "served": served, "rounds": rounds}, rows)
+    return Report("adapters", {**settings, "served": served, "rounds": rounds}, rows)
 
 
 def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int], *, gathered: bool) -> Adapt:
-    """As the engine does it, see `AdapterPlan`."""
+    """Return the engine's way to apply adapters, see `AdapterPlan`."""
     device = slots.parts[0].device
     own_tokens = own_product_tokens(device)
     plan = plan_adapters(
@@ -90,7 +90,7 @@ def planned(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]
 
 
 def grouped(slots: AdapterSlots, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-    """One `grouped_mm` a product, each text a group."""
+    """Return a way that calls `grouped_mm` once per product, with one group per text."""
     device = slots.parts[0].device
     chosen = torch.tensor(assigned.slots, device=device)
     ends = torch.tensor(lengths, device=device).cumsum(0).to(torch.int32)

@@ -1,4 +1,4 @@
-"""`hplm bench int8`: products with layers' matrices in int8 beside the engine's own format, both stages."""
+"""The benchmark `hplm bench int8`: both stages with the layers' matrices in int8, beside the engine's own format."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from hplm.models.device import CPU, choose_dtype, choose_threads, use_threads
 from hplm.plot.windows import windows
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.benchmarks.models import read
-from hplm_loadtest.benchmarks.saturated import BATCH, saturated
-from hplm_loadtest.benchmarks.timing import interleaved
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import bars, check_picture
-from hplm_loadtest.scenarios.open_loop import closed_loop
-from hplm_loadtest.scenarios.run import Run, unanswered
-from hplm_loadtest.scenarios.steady import enough_requests, steady_rate
-from hplm_loadtest.workloads.plan import Requests
-from hplm_loadtest.workloads.texts import texts
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
+from hplm_loadtest.benchmarks.saturating_batch import BATCH, saturating_batch
+from hplm_loadtest.benchmarks.served_repository import read_repository
+from hplm_loadtest.benchmarks.timing import time_interleaved
+from hplm_loadtest.figures.charts import bar_chart, check_picture
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import Run
+from hplm_loadtest.scenarios.result_rows import unanswered_goal
+from hplm_loadtest.scenarios.steady_rate import enough_requests, steady_rate
+from hplm_loadtest.workloads.load_plan import Requests
+from hplm_loadtest.workloads.texts import texts_of_kind
 
 UPPER = "upper layers, in-process"
 LOWER = "lower layers for new text, in-process"
@@ -43,21 +44,21 @@ IN_FLIGHT = 2 * BATCH
 
 
 def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, look_up_threads: int = 0) -> Report:
-    """Requests/s of both halves in-process and through Triton, in turn, and how far logits and windows move.
+    """Measure requests per second in-process and through Triton, and how far int8 moves logits and windows.
 
-    New text is of words in random order: hardly any of its n-grams is in a table. In-process all of them are computed, by one
-    thread; through Triton by `look_up_threads`, see `LookupSettings.num_threads`.
+    New text has words in random order, so hardly any of its n-grams is in a table. In-process one thread computes all its
+    n-grams; through Triton `look_up_threads` do, see `LookupSettings.num_threads`.
     """
     check_picture(picture)
     check_int8(CPU)
     threads = choose_threads(0)
     use_threads(threads)
-    served = read(models)
+    served = read_repository(models)
     base = served.base
     dtype = choose_dtype("auto", CPU)
-    load = saturated(models, served)
-    new = _NewText(texts("shuffled", models), load.names)
-    batch, to_warm = new.take(BATCH), new.take(2 * BATCH)
+    load = saturating_batch(models, served)
+    new = _NewText(texts_of_kind("shuffled", models), load.names)
+    batch, new_warm_up = new.take(BATCH), new.take(2 * BATCH)
     names: tuple[Quantization, ...] = ("none", "int8")
     engines = {
         name: EncodeEngine(
@@ -76,7 +77,8 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
         lowers.pack(layers, dtype, base if name == "int8" else None)
     grams = unique_windows(base, batch.texts)
     logits = {
-        name: np.concatenate([one.ravel() for one in engine.run(load.requests)]) for name, engine in engines.items()
+        name: np.concatenate([values.ravel() for values in engine.run(load.requests)])
+        for name, engine in engines.items()
     }
     vectors = {
         name: compute_windows(layers, grams, dtype)[grams != base.config.pad_id].astype(np.float32)
@@ -102,26 +104,26 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
             plot = {"miss": "compute", "quantization": name, "num_threads": look_up_threads, "device": "cpu"}
             upper = {"num_slots": BATCH + 1, "device": "cpu", "quantization": name}
             log = f"triton-bench-{name}.log"
-            servers[name] = stack.enter_context(serving(models, plot=plot, upper=upper, log=log))
-            closed_loop(servers[name].ports.grpc_url, load.sent(2), IN_FLIGHT)
-            closed_loop(servers[name].ports.grpc_url, to_warm, IN_FLIGHT)
+            servers[name] = stack.enter_context(benchmark_server(models, StageSettings(plot, upper), log=log))
+            closed_loop(servers[name].ports.grpc_url, load.repeat(2), IN_FLIGHT)
+            closed_loop(servers[name].ports.grpc_url, new_warm_up, IN_FLIGHT)
         bar = progress.add_task("int8", total=rounds)
         for turn in range(rounds):
             in_process = {
-                UPPER: interleaved(run_upper, 3, 2, progress, UPPER),
-                LOWER: interleaved(run_lower, 3, 1, progress, LOWER),
+                UPPER: time_interleaved(run_upper, 3, 2, progress, UPPER),
+                LOWER: time_interleaved(run_lower, 3, 1, progress, LOWER),
             }
             for where, timed in in_process.items():
                 for name in names:
                     rates[where][name].append(BATCH / timed[name].median_s)
             known, fresh = rates[UPPER]["int8"][-1], min(rates[where]["int8"][-1] for where in (UPPER, LOWER))
-            # Both are asked the same, and no server what it was asked before: it would remember.
-            sent = {
-                KNOWN: load.sent(_batches(known, seconds)),
+            # Both servers get the same requests. New text is never sent twice, because a server keeps computed n-grams.
+            requests_by_load = {
+                KNOWN: load.repeat(_batches(known, seconds)),
                 NEW: new.take(_batches(fresh, seconds) * BATCH),
             }
             for name in names[:: 1 if turn % 2 else -1]:
-                for where, requests in sent.items():
+                for where, requests in requests_by_load.items():
                     run = closed_loop(servers[name].ports.grpc_url, requests, IN_FLIGHT)
                     rate, is_steady = steady_rate(run)
                     rates[where][name].append(rate)
@@ -129,15 +131,15 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
                     runs.append(run)
             progress.update(bar, advance=1)
     if picture is not None:
-        bars(
+        bar_chart(
             picture,
             [fill(where, 18, break_on_hyphens=False) for where in rates],
-            {name: [median(found[name]) for found in rates.values()] for name in names},
+            {name: [median(rates_of[name]) for rates_of in rates.values()] for name in names},
             title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and both stages in int8",
             x_label="",
             y_label="requests/s",
         )
-    about = {
+    settings = {
         "base": base.config.name,
         "dtype": str(dtype),
         "threads": threads,
@@ -150,10 +152,10 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
         "windows_moved_of_variance": _moved(vectors),
     }
     rows = [
-        {**_row(where, found), **({"start_left_out": steady[where]} if where in steady else {})}
-        for where, found in rates.items()
+        {**_row(where, rates_of), **({"start_left_out": steady[where]} if where in steady else {})}
+        for where, rates_of in rates.items()
     ]
-    return Report("int8", about, rows, [unanswered("int8", runs)])
+    return Report("int8", settings, rows, [unanswered_goal("int8", runs)])
 
 
 def _batches(rate_per_s: float, seconds: float) -> int:
@@ -161,39 +163,39 @@ def _batches(rate_per_s: float, seconds: float) -> int:
 
 
 class _NewText:
-    """Texts that come once each, in random order, as long as there are any, of tenants in turn."""
+    """A source of texts that are not repeated while the texts last, for tenants one after another."""
 
-    def __init__(self, some: Sequence[str], names: Sequence[str]) -> None:
-        # One sentence's orders would lie side by side.
-        self._texts, self._names = np.random.default_rng(0).permutation(some).tolist(), names
+    def __init__(self, texts: Sequence[str], names: Sequence[str]) -> None:
+        # Shuffled, because the texts list all orders of one sentence side by side.
+        self._texts, self._names = np.random.default_rng(0).permutation(texts).tolist(), names
         self._next = 0
 
     def take(self, count: int) -> Requests:
-        """The next `count`."""
-        places = range(self._next, self._next + count)
+        """Return requests of the next `count` texts."""
+        positions = range(self._next, self._next + count)
         self._next += count
         return Requests(
-            [self._names[i % len(self._names)] for i in places],
-            [self._texts[i % len(self._texts)] for i in places],
+            [self._names[i % len(self._names)] for i in positions],
+            [self._texts[i % len(self._texts)] for i in positions],
             np.full(count, np.nan),
         )
 
 
-def unique_windows(base: Base, some: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Those of texts of one batch, each once: `[W, n]`."""
+def unique_windows(base: Base, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the different windows of the texts of one batch: `[W, n]`."""
     config = base.config
-    ids = [one.ids for one in base.load_text_encoder().encode(some)]
-    grams, _ = windows(np.concatenate(ids), [len(one) for one in ids], config.window, config.pad_id)
+    ids = [encoded.ids for encoded in base.load_text_encoder().encode(texts)]
+    grams, _ = windows(np.concatenate(ids), [len(text_ids) for text_ids in ids], config.window, config.pad_id)
     return np.unique(grams.reshape(-1, config.window), axis=0)
 
 
-def _moved(found: Mapping[Quantization, npt.NDArray[np.float32]]) -> float:
-    """Mean squared difference over the variance."""
-    return float(np.square(found["int8"] - found["none"]).mean() / found["none"].var())
+def _moved(values: Mapping[Quantization, npt.NDArray[np.float32]]) -> float:
+    """Return the mean squared difference over the variance."""
+    return float(np.square(values["int8"] - values["none"]).mean() / values["none"].var())
 
 
 def _row(where: str, rates: Mapping[Quantization, Sequence[float]]) -> dict[str, float | str]:
-    ratios = [one / other for one, other in zip(rates["int8"], rates["none"], strict=True)]
+    ratios = [int8_rate / rate for int8_rate, rate in zip(rates["int8"], rates["none"], strict=True)]
     return {
         "where": where,
         "requests_per_s": median(rates["none"]),

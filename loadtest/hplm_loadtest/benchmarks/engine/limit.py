@@ -1,4 +1,4 @@
-"""`hplm bench limit`: how far the upper layers are from the machine, and Triton from the upper layers."""
+"""The benchmark `hplm bench limit`: the upper layers' share of the matrix peak, and the share of that left by Triton."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from hplm.engine.encode import EncodeEngine
 from hplm.models.device import choose_device, choose_dtype, choose_threads, use_threads
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
 from hplm_loadtest.benchmarks.engine.upper import peak_product, product_flop_of
-from hplm_loadtest.benchmarks.models import read
-from hplm_loadtest.benchmarks.saturated import BATCH, saturated
-from hplm_loadtest.benchmarks.timing import interleaved
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import bars, check_picture
-from hplm_loadtest.scenarios.open_loop import closed_loop
-from hplm_loadtest.scenarios.run import Run, unanswered
-from hplm_loadtest.scenarios.steady import enough_requests, steady_rate
+from hplm_loadtest.benchmarks.saturating_batch import BATCH, saturating_batch
+from hplm_loadtest.benchmarks.served_repository import read_repository
+from hplm_loadtest.benchmarks.timing import time_interleaved
+from hplm_loadtest.figures.charts import bar_chart, check_picture
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import Run
+from hplm_loadtest.scenarios.result_rows import unanswered_goal
+from hplm_loadtest.scenarios.steady_rate import enough_requests, steady_rate
 
 PEAK_GOAL = 0.8
 SERVED_GOAL = 0.9
@@ -27,19 +28,18 @@ IN_FLIGHT = 2 * BATCH
 
 
 def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None) -> Report:
-    """In-process: the saturated engine's share of the matrix peak of the cores that it computes on.
+    """Measure the saturated engine in-process as a share of the matrix peak of its cores.
 
-    Then the same texts through Triton, as a share of it.
+    Then measure the same texts through Triton, as a share of the engine in-process.
     """
     check_picture(picture)
     threads = choose_threads(0)
     use_threads(threads)
-    served = read(models)
+    served = read_repository(models)
     config = served.base.config
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
-    load = saturated(models, served)
-    tokens = load.tokens
+    load = saturating_batch(models, served)
     engine = EncodeEngine(
         config,
         served.base.load_upper(),
@@ -57,19 +57,19 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     inside: list[float] = []
     shares: list[float] = []
     peaks: list[float] = []
-    # On the device that it is compared on.
-    upper = {"num_slots": BATCH + 1, "device": device.type}
-    with progress_bars() as progress, serving(models, plot={"device": device.type}, upper=upper) as server:
+    # The server computes on the device of the engine in-process.
+    settings = StageSettings({"device": device.type}, {"num_slots": BATCH + 1, "device": device.type})
+    with progress_bars() as progress, benchmark_server(models, settings) as server:
         bar = progress.add_task("limit", total=rounds)
-        closed_loop(server.ports.grpc_url, load.sent(2), IN_FLIGHT)
+        closed_loop(server.ports.grpc_url, load.repeat(2), IN_FLIGHT)
         for _ in range(rounds):
-            timed = interleaved(variants, 3, 2, progress, "in-process")
+            timed = time_interleaved(variants, 3, 2, progress, "in-process")
             peak = product_flop / timed["matrix product"].median_s
             peaks.append(peak)
             shares.append(work / timed["engine"].median_s / peak)
             inside.append(BATCH / timed["engine"].median_s)
             times = ceil(enough_requests(inside[-1], seconds, IN_FLIGHT) / BATCH)
-            run = closed_loop(server.ports.grpc_url, load.sent(times), IN_FLIGHT)
+            run = closed_loop(server.ports.grpc_url, load.repeat(times), IN_FLIGHT)
             rate, is_steady = steady_rate(run)
             rates.append(rate)
             steady = steady and is_steady
@@ -81,7 +81,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         {
             "what": "engine in-process",
             "requests_per_s": median(inside),
-            "tokens_per_s": median(inside) * tokens / BATCH,
+            "tokens_per_s": median(inside) * load.tokens / BATCH,
             "share": median(shares),
             "of": f"matrix peak ({median(peaks) / 1e9:.0f} GFLOP/s)",
             "spread": f"{min(shares):.2f}-{max(shares):.2f}",
@@ -89,7 +89,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         {
             "what": "through Triton, gRPC",
             "requests_per_s": median(rates),
-            "tokens_per_s": median(rates) * tokens / BATCH,
+            "tokens_per_s": median(rates) * load.tokens / BATCH,
             "share": served_share,
             "of": "engine in-process",
             "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
@@ -99,16 +99,24 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     goals = [
         Goal("matrix-peak", "engine's share of the matrix peak", PEAK_GOAL, median(shares), "", "higher"),
         Goal("served", "served throughput over the engine's in-process", SERVED_GOAL, served_share, "", "higher"),
-        unanswered("limit", runs),
+        unanswered_goal("limit", runs),
     ]
     if picture is not None:
-        bars(
+        bar_chart(
             picture,
             ["matrix product", "engine in-process", "through Triton, gRPC"],
             {"share of peak": [1.0, median(shares), median(shares) * served_share]},
-            title=f"How far from the machine: upper layers of {config.name}, {BATCH} texts a batch",
+            title=f"Share of the matrix peak: upper layers of {config.name}, {BATCH} texts a batch",
             x_label="",
             y_label="share of the measured matrix peak",
         )
-    about = {"base": config.name, "threads": threads, "dtype": str(dtype), "device": device.type, "batch": BATCH}
-    return Report("limit", {**about, "mean_tokens": round(tokens / BATCH, 1), "rounds": rounds}, rows, goals)
+    result_settings = {
+        "base": config.name,
+        "threads": threads,
+        "dtype": str(dtype),
+        "device": device.type,
+        "batch": BATCH,
+    }
+    return Report(
+        "limit", {**result_settings, "mean_tokens": round(load.tokens / BATCH, 1), "rounds": rounds}, rows, goals
+    )

@@ -1,4 +1,4 @@
-"""`hplm bench plot-lookup`."""
+"""The benchmark `hplm bench plot-lookup`: time of a look-up from memory, and which level answers how many windows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hplm.plot.windows import windows
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.reporting.samples import unseen_paragraphs
-from hplm_loadtest.benchmarks.models import Served, read
-from hplm_loadtest.benchmarks.timing import interleaved
+from hplm_loadtest.benchmarks.served_repository import ServedRepository, read_repository
+from hplm_loadtest.benchmarks.timing import time_interleaved
 
 LENGTH = 128
 BATCH = 32
@@ -25,20 +25,20 @@ BATCHED = f"batch of {BATCH}"
 
 
 def plot_lookup(models: Path, rounds: int) -> Report:
-    """Time of 128-token requests whose windows are in memory, alone and in batches, beside a dictionary in Python."""
+    """Measure look-ups of 128-token texts whose windows are in memory: alone, in batches, and in a Python dictionary."""
     use_threads(1)
-    served = read(models)
+    served = read_repository(models)
     base = served.base
     encoder = TextEncoder(base.tokenizer_path, LENGTH)
-    texts = [one.ids for one in encoder.encode(unseen_paragraphs()) if len(one.ids) == LENGTH]
+    texts = [encoded.ids for encoded in encoder.encode(unseen_paragraphs()) if len(encoded.ids) == LENGTH]
     rates = hit_rates(served, texts)
     fast = open_lookup(served.store, base, served.plot.table, overlay_windows=sum(map(len, texts)))
     batches = [texts[i : i + BATCH] for i in range(0, len(texts) - BATCH + 1, BATCH)]
     with progress_bars() as progress:
-        for some in progress.track(batches, description="remember all windows"):
-            fast.hidden_states(np.concatenate(some), [LENGTH] * BATCH)
-    # Every window is in the root table or the overlay from here on: "from memory". All texts in turn, for what is looked up
-    # again and again lies in the processor's own memory.
+        for texts_of_batch in progress.track(batches, description="remember all windows"):
+            fast.hidden_states(np.concatenate(texts_of_batch), [LENGTH] * BATCH)
+    # From here on every window is in the root table or in the overlay. The measurement goes through all texts, because windows
+    # that are looked up again and again would be in the processor's cache.
     slow_texts = batches[0]
     stored = as_dictionary(fast, slow_texts)
     turn = iter(range(1 << 60))
@@ -54,14 +54,16 @@ def plot_lookup(models: Path, rounds: int) -> Report:
         reference.merged(ids, base.config, [stored], None)
 
     with progress_bars() as progress:
-        timed = interleaved({"one request": alone, BATCHED: batch, "reference": slow}, rounds, 32, progress, "look-up")
+        timed = time_interleaved(
+            {"one request": alone, BATCHED: batch, "reference": slow}, rounds, 32, progress, "look-up"
+        )
     rows = [
         {
             "variant": name,
-            "ms_per_request": 1000 * one.median_s / (BATCH if name == BATCHED else 1),
-            "spread": one.spread,
+            "ms_per_request": 1000 * timing.median_s / (BATCH if name == BATCHED else 1),
+            "spread": timing.spread,
         }
-        for name, one in timed.items()
+        for name, timing in timed.items()
     ]
     rows += [{"variant": f"share of windows, {mode}", **shares} for mode, shares in rates.items()]
     best = 1000 * timed[BATCHED].median_s / BATCH
@@ -72,7 +74,7 @@ def plot_lookup(models: Path, rounds: int) -> Report:
 
 
 def as_dictionary(lookup: OpenDomain, texts: list[npt.NDArray[np.int64]]) -> dict[tuple[int, ...], reference.Vectors]:
-    """All windows of `texts` with their vectors, as the slow reference looks them up."""
+    """Return all windows of `texts` with their vectors, in the form that the slow reference looks up."""
     config = lookup.config
     stored: dict[tuple[int, ...], reference.Vectors] = {}
     for ids in texts:
@@ -82,13 +84,16 @@ def as_dictionary(lookup: OpenDomain, texts: list[npt.NDArray[np.int64]]) -> dic
     return stored
 
 
-def hit_rates(served: Served, texts: list[npt.NDArray[np.int64]]) -> dict[str, dict[str, float]]:
-    """Share of windows of unseen text that each level answers, overlay empty at first; by what becomes of a miss."""
+def hit_rates(served: ServedRepository, texts: list[npt.NDArray[np.int64]]) -> dict[str, dict[str, float]]:
+    """Return the share of windows of unseen text that each level answers, for each treatment of misses.
+
+    The overlay is empty at first.
+    """
     rates = {}
     for mode in ("backoff", "compute"):
         try:
             lookup = open_lookup(served.store, served.base, served.plot.table, miss=mode)
-        except ConfigError:  # a fleet's tables have nothing to back off to
+        except ConfigError:  # a fleet's tables have no shorter n-grams to back off to
             continue
         for ids in texts[:64]:
             lookup.hidden_states(ids, [len(ids)])

@@ -1,4 +1,4 @@
-"""`hplm bench upper`."""
+"""The benchmark `hplm bench upper`: speed of the upper layers, packed and padded, beside the matrix peak."""
 
 from __future__ import annotations
 
@@ -20,33 +20,37 @@ from hplm.models.device import choose_device, choose_dtype, computing_in, in_dty
 from hplm.models.layers import UpperLayers
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.benchmarks.models import read
-from hplm_loadtest.benchmarks.timing import interleaved
-from hplm_loadtest.workloads.workload import NormalLengths
+from hplm_loadtest.benchmarks.served_repository import read_repository
+from hplm_loadtest.benchmarks.timing import time_interleaved
+from hplm_loadtest.workloads.lengths import NormalLengths
 
 BATCH = 64
 
 
 def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) -> Report:
-    """Tokens/s of the upper stage packed, beside the same texts padded to the longest, and the machine's matrix peak.
+    """Measure the tokens per second of the packed upper layers, of the same texts padded to the longest, and the matrix peak.
 
-    Packed once more with heads that read `[CLS]` alone, and with wide adapters, as taggings have them, in some or all places.
+    Packed batches are also measured with heads that read only `[CLS]`, and with wide adapters, as taggings have them, for a
+    quarter of the texts or for all.
     """
     use_threads(num_threads)
-    served = read(models)
+    served = read_repository(models)
     base = served.base
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
-    members = served.some(BATCH)
+    tenants = served.load_tenants(BATCH)
     wide = base.config.reduced_size(EncodeSettings.reduction_factor)
-    reduced = max(wide, *(member.packed.reduced_size for member in members))
-    fleets = {
-        "packed": [_reading(member, "mean") for member in members],
-        "packed, [CLS] read": [_reading(member, "cls") for member in members],
+    reduced = max(wide, *(tenant.packed.reduced_size for tenant in tenants))
+    tenants_by_variant = {
+        "packed": [_with_pooling(tenant, "mean") for tenant in tenants],
+        "packed, [CLS] read": [_with_pooling(tenant, "cls") for tenant in tenants],
     }
     for name, every in {"a quarter wide": 4, "all wide": 1}.items():
-        # Filled up with zeros, which take as long as other numbers.
-        fleets[name] = [_widened(one, reduced) if i % every == 0 else one for i, one in enumerate(fleets["packed"])]
+        # Widened with zeros, which take as long as other numbers.
+        packed_tenants = tenants_by_variant["packed"]
+        tenants_by_variant[name] = [
+            _widened(tenant, reduced) if i % every == 0 else tenant for i, tenant in enumerate(packed_tenants)
+        ]
     engine = EncodeEngine(
         base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
     )
@@ -58,17 +62,17 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
         for variance in (20.0, 100.0, 400.0):
             lengths = NormalLengths(variance=variance).draw(BATCH, rng)
             hidden = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in lengths]
-            asked = {
-                name: [EngineRequest(own[i % len(own)], states) for i, states in enumerate(hidden)]
-                for name, own in fleets.items()
+            requests_by_variant = {
+                name: [EngineRequest(members[i % len(members)], states) for i, states in enumerate(hidden)]
+                for name, members in tenants_by_variant.items()
             }
-            requests = asked["packed"]
+            requests = requests_by_variant["packed"]
             variants: dict[str, Callable[[], object]] = {
-                **{name: partial(engine.run, own) for name, own in asked.items()},
+                **{name: partial(engine.run, batch) for name, batch in requests_by_variant.items()},
                 "padded": partial(run_padded, padded, requests, dtype, device),
                 "matrix product": product,
             }
-            timed = interleaved(variants, rounds, 5, progress, f"variance {variance:g}")
+            timed = time_interleaved(variants, rounds, 5, progress, f"variance {variance:g}")
             real = int(lengths.sum())
             work = product_flop_of(base.config, requests)
             peak = product_flop / timed["matrix product"].median_s
@@ -89,21 +93,21 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
                 }
             )
     settings = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
-    return Report("upper", {**settings, "tenants": len(members), "rounds": rounds}, rows)
+    return Report("upper", {**settings, "tenants": len(tenants), "rounds": rounds}, rows)
 
 
-def _reading(member: Tenant, pooling: Pooling) -> Tenant:
-    return replace(member, card=replace(member.card, pooling=pooling))
+def _with_pooling(tenant: Tenant, pooling: Pooling) -> Tenant:
+    return replace(tenant, card=replace(tenant.card, pooling=pooling))
 
 
-def _widened(member: Tenant, reduced_size: int) -> Tenant:
-    return replace(member, packed=widen(member.packed, reduced_size), version=f"{member.version}-wide")
+def _widened(tenant: Tenant, reduced_size: int) -> Tenant:
+    return replace(tenant, packed=widen(tenant.packed, reduced_size), version=f"{tenant.version}-wide")
 
 
 def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object], int]:
-    """A square product large enough to run at the machine's peak, and its multiplications and additions.
+    """Return a square matrix product large enough to run at the machine's peak, and its multiplications and additions.
 
-    A GPU is done with one of a processor's size before the next is asked for.
+    A GPU would finish a product of the processor's size before the next product is launched.
     """
     side = 8192 if device.type == "cuda" else 2048
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
@@ -117,9 +121,9 @@ def peak_product(dtype: torch.dtype, device: torch.device) -> tuple[Callable[[],
 
 
 def product_flop_of(config: BaseConfig, requests: Sequence[EngineRequest]) -> int:
-    """Multiplications and additions of the shared layers' matrix products; attention scores are left out.
+    """Return the multiplications and additions of the shared layers' matrix products, without attention scores.
 
-    After its attention the last layer goes on with what heads read alone, which may be `[CLS]`.
+    After its attention the last layer computes only the tokens that heads read, which may be only `[CLS]`.
     """
     lengths = [len(request.hidden) for request in requests]
     read = sum(count_read(request.tenant, length) for request, length in zip(requests, lengths, strict=True))
@@ -130,7 +134,7 @@ def product_flop_of(config: BaseConfig, requests: Sequence[EngineRequest]) -> in
 
 
 def run_padded(upper: UpperLayers, requests: list[EngineRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The shared layers as a padded batch computes them: `[texts, longest, H]` with a mask. No adapters, no heads."""
+    """Compute the shared layers of a padded batch `[texts, longest, H]` with a mask, without adapters and heads."""
     lengths = [len(request.hidden) for request in requests]
     longest, hidden_size = max(lengths), upper.config.hidden_size
     batch = np.zeros((len(requests), longest, hidden_size), dtype=np.float32)

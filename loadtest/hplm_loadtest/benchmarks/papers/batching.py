@@ -1,6 +1,6 @@
-"""`hplm bench batching`: TCB's Figs. 9 to 14, batching modes on real servers and slots in-process.
+"""The benchmark `hplm bench batching`: TCB's Figs. 9 to 14, batching modes on real servers and row slots in-process.
 
-They differ in nothing but the mode; `slotted` has the policy `slotted_das` too, which chooses the slots.
+The servers differ only in the mode, except that `slotted` also has the policy `slotted_das`, which chooses the row slots.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from hplm.core.text import TextEncoder
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.triton.launcher.server import TritonServer
-from hplm_loadtest.benchmarks.engine.slots import slot_speeds
-from hplm_loadtest.benchmarks.models import read, served_names
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import check_picture, line_charts
-from hplm_loadtest.scenarios.metrics import UP_TO_DATE_S, metric
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
-from hplm_loadtest.scenarios.run import LATE_S, Run, across, goals_of, unanswered
-from hplm_loadtest.scenarios.steady import LEAST_WAVES, enough_requests, steady_rate
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
+from hplm_loadtest.benchmarks.engine.row_slots import slot_speeds
+from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
+from hplm_loadtest.figures.charts import check_picture, line_charts
+from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
+from hplm_loadtest.scenarios.outcomes import LATE_S, Run
+from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals, unanswered_goal
+from hplm_loadtest.scenarios.server_metrics import UP_TO_DATE_S, metric_value
+from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
-from hplm_loadtest.workloads.lengths import texts_of_lengths, token_counts
-from hplm_loadtest.workloads.plan import Plan, Requests
-from hplm_loadtest.workloads.texts import pool
-from hplm_loadtest.workloads.workload import NormalLengths
+from hplm_loadtest.workloads.lengths import NormalLengths, texts_of_lengths, token_counts
+from hplm_loadtest.workloads.load_plan import LoadPlan, Requests
+from hplm_loadtest.workloads.texts import pool_texts
 
 BATCH = 64
+IN_FLIGHT = 2 * BATCH
 TEXTS = 256
-# Mode -> settings of the upper stage. naive-100 is the paper's fixed row of 100 tokens.
+# Settings of the encode stage by mode. `naive-100` is the paper's fixed row of 100 tokens.
 MODES: dict[str, dict[str, Any]] = {
     "packed": {"batching": "packed"},
     "slotted": {"batching": "slotted", "policy": "slotted_das"},
@@ -45,7 +46,7 @@ MODES: dict[str, dict[str, Any]] = {
     "naive-100": {"batching": "naive", "pad_to": 100},
 }
 VARIANCES = (20.0, 100.0)
-DEADLINE_S = 5.0  # by rate; longer than a batch of any mode, and what cannot be met is refused
+DEADLINE_S = 5.0  # seconds, of requests by arrival rate: longer than a batch of any mode takes
 LEAST_SHARE = 0.9
 FIXED_ROW_GOAL = 3.3
 
@@ -59,73 +60,65 @@ def batching(
     picture: Path | None,
     policy: str = "fcfs",
 ) -> Report:
-    """Throughput at saturation, throughput and utility by arrival rate, lengths of 3-100 tokens, mean 20.
+    """Measure throughput at saturation, and throughput and utility by arrival rate; texts have 3-100 tokens, mean 20.
 
-    `rates` are multiples of what the first mode reached at saturation, the same requests a second for every mode.
+    rates: multiples of the first mode's throughput at saturation. Every mode gets the same requests per second.
     """
     check_picture(picture)
-    served = read(models)
+    served = read_repository(models)
     encoder = served.base.load_text_encoder()
-    names = served_names(models)
+    names = single_text_tenants(models)
     rng = np.random.default_rng(0)
-    found: dict[tuple[str, float], dict[str, list[float]]] = {}
+    saturation: dict[tuple[str, float], dict[str, list[float]]] = {}
     by_rate: dict[tuple[str, float, float], list[dict[str, float]]] = {}
-    saturated: list[Run] = []
+    saturated_runs: list[Run] = []
     lengths = {variance: NormalLengths(variance=variance).draw(TEXTS, rng) for variance in VARIANCES}
     texts = {
-        variance: texts_of_lengths(lengths[variance].tolist(), pool(models), encoder, rng) for variance in VARIANCES
+        variance: texts_of_lengths(lengths[variance].tolist(), pool_texts(models), encoder, rng)
+        for variance in VARIANCES
     }
     capacity = 0.0
+
+    def measure(turn: int, mode: str, server: TritonServer) -> None:
+        nonlocal capacity
+        url, before = server.ports.grpc_url, _tokens(server)
+        for variance in VARIANCES:
+
+            def draw(count: int, variance: float = variance) -> Requests:
+                return _requests(texts[variance], names, count, rng)
+
+            warm_up = closed_loop(url, draw(TEXTS), IN_FLIGHT)
+            run = saturate(url, draw, IN_FLIGHT, warm_up=warm_up, seconds=seconds)
+            after = _tokens(server)
+            (computed, real), before = after - before, after
+            row = saturation.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
+            saturated_runs.append(run)
+            row["per_s"].append(steady_rate(run)[0])
+            row["lost"].append(float(len(run) - run.kinds["answered"]))
+            row["computed"].append(float(computed / real))
+        capacity = capacity or saturation[modes[0], VARIANCES[0]]["per_s"][0]
+        for number, share in enumerate(rates):
+            for variance in VARIANCES:
+                # All modes get the same arrivals.
+                plan_rng = np.random.default_rng([turn, number])
+                plan = _plan(texts[variance], names, share * capacity, seconds, plan_rng)
+                run = open_loop(url, plan)
+                by_rate.setdefault((mode, variance, share), []).append(_row(run, plan, encoder))
+
     with progress_bars() as progress:
-        bar = progress.add_task("batching", total=rounds * len(modes))
-        for turn in range(rounds):
-            for mode in modes:
-                upper = {
-                    "policy": policy,
-                    "batch_rows": BATCH,
-                    "row_tokens": 100,
-                    "batch_requests": BATCH,
-                    "num_slots": BATCH + 1,
-                    "default_deadline_s": 600.0,
-                    "starve_after_s": 600.0,
-                    **MODES[mode],
-                }
-                with serving(models, plot={}, upper=upper) as server:
-                    url, before = server.ports.grpc_url, _tokens(server)
-                    for variance in VARIANCES:
-                        sent = _requests(texts[variance], names, TEXTS, rng)
-                        warm = closed_loop(url, sent, 2 * BATCH)
-                        count = max(
-                            LEAST_WAVES * 2 * BATCH, enough_requests(len(sent) / warm.span_s, seconds, 2 * BATCH)
-                        )
-                        run = closed_loop(url, _requests(texts[variance], names, count, rng), 2 * BATCH)
-                        after = _tokens(server)
-                        (computed, real), before = after - before, after
-                        row = found.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
-                        saturated.append(run)
-                        row["per_s"].append(steady_rate(run)[0])
-                        row["lost"].append(float(len(run) - run.kinds["answered"]))
-                        row["computed"].append(float(computed / real))
-                    capacity = capacity or found[modes[0], VARIANCES[0]]["per_s"][0]
-                    for number, share in enumerate(rates):
-                        for variance in VARIANCES:
-                            # Every mode gets the same arrivals.
-                            same = np.random.default_rng([turn, number])
-                            plan = _plan(texts[variance], names, share * capacity, seconds, same)
-                            run = open_loop(url, plan)
-                            by_rate.setdefault((mode, variance, share), []).append(_row(run, plan, encoder))
-                progress.update(bar, advance=1)
+        variants = {mode: StageSettings(upper=_upper_settings(mode, policy)) for mode in modes}
+        on_each_server(models, variants, rounds, progress, measure)
         speeds = slot_speeds(served, rounds, progress)
     rows = []
-    for (mode, variance), values in found.items():
-        rates_seen = values["per_s"]
+    for (mode, variance), values in saturation.items():
+        rates_per_s = values["per_s"]
         rows.append(
             {
                 "mode": mode,
                 "policy": MODES[mode].get("policy", policy),
                 "length_variance": variance,
-                "requests_per_s": median(rates_seen),
-                "spread": f"{min(rates_seen):.1f}-{max(rates_seen):.1f}",
+                "requests_per_s": median(rates_per_s),
+                "spread": f"{min(rates_per_s):.1f}-{max(rates_per_s):.1f}",
                 "unanswered": int(sum(values["lost"])),
                 "computed_over_real_tokens": median(values["computed"]),
             }
@@ -136,12 +129,12 @@ def batching(
                 "mode": mode,
                 "length_variance": variance,
                 "offered_over_capacity": share,
-                **across(runs),
+                **combine_rounds(runs),
             }
         )
     if picture is not None and rates:
         draw(picture, rows, modes)
-    about = {
+    settings = {
         "batch": BATCH,
         "rounds": rounds,
         "seconds": seconds,
@@ -150,23 +143,38 @@ def batching(
         "deadline_s": DEADLINE_S,
         "capacity_per_s": capacity,
     }
-    goals = [*(_goals(rows) if policy == "fcfs" else []), unanswered("batching-saturated", saturated)]
+    goals = [*(_goals(rows) if policy == "fcfs" else []), unanswered_goal("batching-saturated", saturated_runs)]
     if rates:
-        goals += goals_of("batching", [row for row in rows if "kept_up" in row])
-    return Report("batching", {**about, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals)
+        goals += load_goals("batching", [row for row in rows if "kept_up" in row])
+    return Report(
+        "batching", {**settings, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals
+    )
+
+
+def _upper_settings(mode: str, policy: str) -> dict[str, Any]:
+    return {
+        "policy": policy,
+        "batch_rows": BATCH,
+        "row_tokens": 100,
+        "batch_requests": BATCH,
+        "num_slots": BATCH + 1,
+        "default_deadline_s": 600.0,
+        "starve_after_s": 600.0,
+        **MODES[mode],
+    }
 
 
 def draw(picture: Path, rows: Sequence[dict[str, Any]], modes: Sequence[str]) -> None:
-    """Throughput and utility by arrival rate, a chart for each and each variance."""
+    """Draw throughput and utility by arrival rate, one chart per figure and variance."""
     charts = {}
     for variance in VARIANCES:
         chosen = [r for r in rows if "offered_over_capacity" in r and r["length_variance"] == variance]
-        for key, what in (("in_time_per_s", "answers in time (1/s)"), ("utility_per_s", "utility (1/s)")):
+        for key, y_label in (("in_time_per_s", "answers in time (1/s)"), ("utility_per_s", "utility (1/s)")):
             series = {}
             for mode in modes:
                 points = sorted((r["offered_per_s"], r[key]) for r in chosen if r["mode"] == mode)
                 series[mode] = [x for x, _ in points], [y for _, y in points]
-            charts[f"variance {variance:g}", what] = series
+            charts[f"variance {variance:g}", y_label] = series
     line_charts(
         picture,
         charts,
@@ -182,14 +190,14 @@ def _requests(texts: Sequence[str], names: Sequence[str], count: int, rng: np.ra
 
 def _plan(
     texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, rng: np.random.Generator
-) -> Plan:
+) -> LoadPlan:
     times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
     requests = _requests(texts, names, len(times_s), rng)
-    return Plan(times_s, replace(requests, deadlines_s=np.full(len(times_s), DEADLINE_S)), seconds)
+    return LoadPlan(times_s, replace(requests, deadlines_s=np.full(len(times_s), DEADLINE_S)), seconds)
 
 
-def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
-    """One run by rate. What was answered counts over the time until the last answer: the queue is worked off after the plan."""
+def _row(run: Run, plan: LoadPlan, encoder: TextEncoder) -> dict[str, float]:
+    """Return the row of one run. Answers count over the time until the last answer, because the queue outlasts the plan."""
     utility = run.duration_s * run.utility_per_s(token_counts(plan.requests.texts, encoder), run.deadlines_s)
     return {
         "offered_per_s": len(run) / run.duration_s,
@@ -201,21 +209,21 @@ def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
 
 
 def _tokens(server: TritonServer) -> npt.NDArray[np.float64]:
-    """Tokens that the server has computed, with padding and without."""
+    """Return the tokens that the server has computed so far: with padding, and without."""
     time.sleep(UP_TO_DATE_S)
     events = ("computed_tokens", "tokens")
-    return np.array([metric(server, f'hplm_upper_events_total{{event="{event}"}}') for event in events])
+    return np.array([metric_value(server, f'hplm_upper_events_total{{event="{event}"}}') for event in events])
 
 
 def _goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
     goals = []
-    by = {(row["mode"], row["length_variance"]): row for row in rows if "requests_per_s" in row}
+    saturated = {(row["mode"], row["length_variance"]): row for row in rows if "requests_per_s" in row}
     for variance in VARIANCES:
-        packed = by.get(("packed", variance))
+        packed = saturated.get(("packed", variance))
         if packed is None:
             continue
         for mode in ("naive", "naive-100"):
-            if other := by.get((mode, variance)):
+            if other := saturated.get((mode, variance)):
                 ratio = packed["requests_per_s"] / other["requests_per_s"]
                 share = ratio / (other["computed_over_real_tokens"] / packed["computed_over_real_tokens"])
                 text = f"share of the saved tokens that packed turns into speed against {mode}, variance {variance:g}"
@@ -223,7 +231,7 @@ def _goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
                 if mode == "naive-100":
                     text = f"packed over naive with rows of 100, variance {variance:g}"
                     goals.append(Goal(f"fixed-row-{variance:g}", text, FIXED_ROW_GOAL, ratio, "x", "higher"))
-        if turbo := by.get(("turbo", variance)):
+        if turbo := saturated.get(("turbo", variance)):
             ratio = packed["requests_per_s"] / turbo["requests_per_s"]
             goals.append(
                 Goal(f"turbo-{variance:g}", f"packed over turbo, variance {variance:g}", 1.0, ratio, "x", "higher")

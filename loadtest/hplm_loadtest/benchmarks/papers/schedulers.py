@@ -1,10 +1,11 @@
-"""`hplm bench schedulers`: TCB's Figs. 15 and 16, policies on real servers that differ in nothing else."""
+"""The benchmark `hplm bench schedulers`: TCB's Figs. 15 and 16, real servers that differ only in their policy."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -19,25 +20,25 @@ from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.policy_loader import BUILT_IN, load_policy
 from hplm.scheduling.service_history import ServiceHistory
-from hplm_loadtest.benchmarks.models import read, served_names
-from hplm_loadtest.benchmarks.papers.slot_model import SlotModel
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import bars, check_picture
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
-from hplm_loadtest.scenarios.run import LATE_S, Run, across
-from hplm_loadtest.scenarios.run import goals_of as load_goals
-from hplm_loadtest.scenarios.steady import LEAST_WAVES, steady_rate
+from hplm.triton.launcher.server import TritonServer
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
+from hplm_loadtest.benchmarks.papers.tcb_model import TcbModel
+from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
+from hplm_loadtest.figures.charts import bar_chart, check_picture
+from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
+from hplm_loadtest.scenarios.outcomes import LATE_S, Run
+from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals
+from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
-from hplm_loadtest.workloads.lengths import texts_of_lengths, token_counts
-from hplm_loadtest.workloads.plan import Mix, Plan, Requests
+from hplm_loadtest.workloads.lengths import NormalLengths, texts_of_lengths, token_counts
+from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix, Requests
 from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import pool
-from hplm_loadtest.workloads.workload import NormalLengths
+from hplm_loadtest.workloads.texts import pool_texts
 
-POLICIES = tuple(BUILT_IN)
+POLICIES = list(BUILT_IN)
 TEXTS = 256
-DEADLINES_S = (0.5, 3.0)
-OVERLOAD = 2.0
+DEADLINES_S = (0.5, 3.0)  # deadlines are uniform between these
+OVERLOAD = 2.0  # offered load, times the capacity
 STARVE_AFTER_S = 2.0
 UTILITY_GOAL = 1.4
 SHARE_GOAL = 0.02
@@ -45,7 +46,7 @@ SHARE_GOAL = 0.02
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of Fig. 15: rows of a batch, tokens of a row, variance of the lengths."""
+    """One point of Fig. 15: rows per batch, tokens per row, variance of the text lengths."""
 
     rows: int = 16
     row_tokens: int = 100
@@ -53,7 +54,7 @@ class Setting:
 
     @property
     def in_flight(self) -> int:
-        """Twice what a full batch holds of texts of 20 tokens."""
+        """Return twice the number of 20-token texts in a full batch."""
         return 2 * self.rows * self.row_tokens // 20
 
 
@@ -75,56 +76,59 @@ def schedulers(
     seconds: float,
     picture: Path | None,
 ) -> Report:
-    """Utility and deadlines met at twice the capacity, by policy; the policy's own time beside a batch's.
+    """Measure, for each policy, utility and deadlines met at twice the capacity, and the policy's own time.
 
-    Beside them what TCB's model says, with the capacity that was measured: what the policies reach in it, and what none can.
+    TCB's model, with the measured capacity, adds the utility of each policy in the model and the bound for every policy.
     """
     check_picture(picture)
-    served = read(models)
+    served = read_repository(models)
     encoder = served.base.load_text_encoder()
-    names = served_names(models)
+    names = single_text_tenants(models)
     rng = np.random.default_rng(0)
-    found: dict[tuple[Setting, str], list[dict[str, float]]] = {}
+    texts = {setting: _texts(setting, models, encoder) for setting in settings}
+    measured: dict[tuple[Setting, str], list[dict[str, float]]] = {}
     capacity: dict[Setting, float] = {}
+
+    def measure(turn: int, variant: tuple[Setting, str], server: TritonServer) -> None:
+        setting, _ = variant
+        url, own_texts = server.ports.grpc_url, texts[setting]
+        tenants = UniformTenants(names)
+        all_texts = Requests(tenants.draw(TEXTS, rng), own_texts, np.full(TEXTS, np.nan))
+        warm_up = closed_loop(url, all_texts, setting.in_flight)
+        if setting not in capacity:
+            mix = RequestMix(tenants, own_texts)
+            run = saturate(url, partial(mix.draw, rng=rng), setting.in_flight, warm_up=warm_up)
+            capacity[setting] = steady_rate(run)[0]
+        plan = _plan(own_texts, names, OVERLOAD * capacity[setting], seconds, turn)
+        measured.setdefault(variant, []).append(_row(open_loop(url, plan), plan, encoder))
+
     with progress_bars() as progress:
-        bar = progress.add_task("policies", total=rounds * len(policies) * len(settings))
-        for turn in range(rounds):
-            for setting in settings:
-                lengths = NormalLengths(variance=setting.variance).draw(TEXTS, np.random.default_rng(1))
-                texts = texts_of_lengths(lengths.tolist(), pool(models), encoder, np.random.default_rng(2))
-                for policy in policies:
-                    with serving(models, plot={}, upper=_upper(setting, policy)) as server:
-                        url = server.ports.grpc_url
-                        warm = Requests(UniformTenants(names).draw(TEXTS, rng), texts, np.full(TEXTS, np.nan))
-                        closed_loop(url, warm, setting.in_flight)
-                        if setting not in capacity:
-                            count = LEAST_WAVES * setting.in_flight
-                            many = Mix(UniformTenants(names), texts).draw(count, rng)
-                            capacity[setting] = steady_rate(closed_loop(url, many, setting.in_flight))[0]
-                        plan = _plan(texts, names, OVERLOAD * capacity[setting], seconds, turn)
-                        run = open_loop(url, plan)
-                    found.setdefault((setting, policy), []).append(_row(run, plan, encoder))
-                    progress.update(bar, advance=1)
+        variants = {
+            (setting, policy): StageSettings(upper=_upper_settings(setting, policy))
+            for setting in settings
+            for policy in policies
+        }
+        on_each_server(models, variants, rounds, progress, measure)
         batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
         costs = policy_costs(policies, batch_s, progress)
         modelled = [_modelled(setting, policies, rate, seconds) for setting, rate in capacity.items()]
     rows: list[dict[str, Any]] = []
-    for (setting, policy), values in found.items():
+    for (setting, policy), values in measured.items():
         rows.append(
             {
                 "policy": policy,
                 **_keys(setting),
-                **across(values),
-                "spread": "{:.2f}-{:.2f}".format(*(f(v["utility_per_s"] for v in values) for f in (min, max))),
+                **combine_rounds(values),
+                "spread": "{:.2f}-{:.2f}".format(*(bound(v["utility_per_s"] for v in values) for bound in (min, max))),
             }
         )
     if picture is not None:
         groups = [f"{s.rows}x{s.row_tokens}\nvar {s.variance:g}" for s in settings]
         utility = {
-            policy: [median(v["utility_per_s"] for v in found[setting, policy]) for setting in settings]
+            policy: [median(v["utility_per_s"] for v in measured[setting, policy]) for setting in settings]
             for policy in policies
         }
-        bars(
+        bar_chart(
             picture,
             groups,
             utility,
@@ -132,7 +136,7 @@ def schedulers(
             x_label="rows x tokens of a batch, variance of lengths",
             y_label="utility (1/s)",
         )
-    about = {
+    result_settings = {
         "base": served.base.config.name,
         "tenants": len(names),
         "overload": OVERLOAD,
@@ -141,18 +145,23 @@ def schedulers(
         "rounds": rounds,
         "capacity_per_s": {f"{s.rows}x{s.row_tokens} var {s.variance:g}": round(c, 1) for s, c in capacity.items()},
     }
-    return Report("schedulers", about, [*rows, *modelled, *costs], goals_of(rows, modelled, costs))
+    return Report("schedulers", result_settings, [*rows, *modelled, *costs], goals_of(rows, modelled, costs))
+
+
+def _texts(setting: Setting, models: Path, encoder: TextEncoder) -> list[str]:
+    lengths = NormalLengths(variance=setting.variance).draw(TEXTS, np.random.default_rng(1))
+    return texts_of_lengths(lengths.tolist(), pool_texts(models), encoder, np.random.default_rng(2))
 
 
 def _modelled(setting: Setting, policies: Sequence[str], capacity_per_s: float, seconds: float) -> dict[str, Any]:
-    """Utility a second in TCB's model, where the setting's full batch takes as long as that many requests did here.
+    """Return the utility per second in TCB's model, with the measured time of a full batch.
 
-    Of as many requests as a run has: in a short one more of them end behind the last arrival.
+    The model gets as many requests as a measured run. In a short run, more of them end after the last arrival.
     """
     mean = NormalLengths(variance=setting.variance).drawn_mean
     batch_s = setting.rows * setting.row_tokens / (mean * capacity_per_s)
     requests = max(1, int(OVERLOAD * capacity_per_s * seconds))
-    model = SlotModel(setting.rows, setting.row_tokens, setting.variance, batch_s, OVERLOAD, DEADLINES_S, requests)
+    model = TcbModel(setting.rows, setting.row_tokens, setting.variance, batch_s, OVERLOAD, DEADLINES_S, requests)
     return {
         "model": "all batches equally long",
         **_keys(setting),
@@ -166,10 +175,10 @@ def _keys(setting: Setting) -> dict[str, Any]:
 
 
 def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list[dict[str, Any]]:
-    """In-process: seconds that a choice takes with so many of 10,000 tenants waiting, and its share of a batch of 1,000 tokens.
+    """Measure in-process how long choosing a batch takes, and its share of the time of a batch of 1,000 tokens.
 
-    With shares, those who waited too long, a third of them here, those whose tenants had nothing in the last batch, which every
-    second one had, and then the policy. For one row, as packed batches have it, and for ten.
+    400 to 10,000 requests of 10,000 tenants wait. The choice includes fair shares: a third of the requests has waited too long,
+    and every second request's tenant was in the last batch. Batches have one row, as packed batches, or ten.
     """
     rows = []
     bar = progress.add_task("cost of choosing", total=2 * 3 * len(policies))
@@ -183,29 +192,28 @@ def policy_costs(policies: Sequence[str], batch_s: float, progress: Any) -> list
             for i, n in enumerate(lengths)
         ]
         served = ServiceHistory()
-        served.add((one.tenant for one in waiting[::2]), now_s)
+        served.add((request.tenant for request in waiting[::2]), now_s)
         for policy in policies:
             chosen = load_policy(policy, {})
-            taken = []
+            seconds = []
             for _ in range(9):
                 start = time.perf_counter()
                 fair_select(chosen, waiting, now_s, budget, {}, STARVE_AFTER_S, served)
-                taken.append(time.perf_counter() - start)
-            seconds = median(taken)
+                seconds.append(time.perf_counter() - start)
             rows.append(
                 {
                     "policy": policy,
                     "waiting": count,
                     "batch_rows": batch_rows,
-                    "choose_ms": 1000 * seconds,
-                    "share_of_batch": seconds / batch_s,
+                    "choose_ms": 1000 * median(seconds),
+                    "share_of_batch": median(seconds) / batch_s,
                 }
             )
             progress.update(bar, advance=1)
     return rows
 
 
-def _upper(setting: Setting, policy: str) -> dict[str, Any]:
+def _upper_settings(setting: Setting, policy: str) -> dict[str, Any]:
     return {
         "policy": policy,
         "batching": "slotted" if policy == "slotted_das" else "packed",
@@ -217,16 +225,16 @@ def _upper(setting: Setting, policy: str) -> dict[str, Any]:
     }
 
 
-def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, turn: int) -> Plan:
-    """The same arrivals and deadlines for every policy of a round."""
+def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, turn: int) -> LoadPlan:
+    """Draw the load plan of a round. All policies get the same arrivals and deadlines."""
     rng = np.random.default_rng(100 + turn)
     times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
     chosen = [texts[i] for i in rng.integers(len(texts), size=len(times_s))]
     deadlines_s = rng.uniform(*DEADLINES_S, len(times_s))
-    return Plan(times_s, Requests(UniformTenants(names).draw(len(times_s), rng), chosen, deadlines_s), seconds)
+    return LoadPlan(times_s, Requests(UniformTenants(names).draw(len(times_s), rng), chosen, deadlines_s), seconds)
 
 
-def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
+def _row(run: Run, plan: LoadPlan, encoder: TextEncoder) -> dict[str, float]:
     lengths = token_counts(plan.requests.texts, encoder)
     return {
         "offered_per_s": len(run) / run.duration_s,
@@ -240,7 +248,7 @@ def _row(run: Run, plan: Plan, encoder: TextEncoder) -> dict[str, float]:
 def goals_of(
     rows: Sequence[dict[str, Any]], modelled: Sequence[dict[str, Any]], costs: Sequence[dict[str, Any]]
 ) -> list[Goal]:
-    """What the rows answer."""
+    """Return the goals of the rows."""
     goals = load_goals("schedulers", rows)
     for model in modelled:
         keys = {key: model[key] for key in ("rows", "row_tokens", "length_variance")}
@@ -248,13 +256,13 @@ def goals_of(
         if "das" in utility and utility.get("sjf"):
             count, tokens, variance = keys.values()
             text = f"utility of das over sjf, {count} rows of {tokens} tokens, variance {variance:g}"
-            if model["sjf"]:  # not where a batch takes longer than any deadline
+            if model["sjf"]:  # 0 if a batch takes longer than any deadline
                 text += f" (in TCB's model no policy can exceed {model['no_policy_exceeds'] / model['sjf']:.2f})"
             ratio = utility["das"] / utility["sjf"]
             goals.append(Goal(f"das-{count}x{tokens}-{variance:g}", text, UTILITY_GOAL, ratio, "x", "higher"))
     das = {(row["waiting"], row["batch_rows"]): row for row in costs if row["policy"] == "das"}
     if das:
-        # The dearer of one row and ten.
+        # The larger share of one row and of ten rows.
         share = max(row["share_of_batch"] for (waiting, _), row in das.items() if waiting == 400)
         text = "das's own time as a share of a batch of 1,000 tokens, 400 waiting"
         goals.append(Goal("das-cost", text, SHARE_GOAL, share, "", "lower"))

@@ -1,4 +1,4 @@
-"""`hplm bench memory`: HMI's Table 2, what one more tenant costs on the device and on the host, measured."""
+"""The benchmark `hplm bench memory`: HMI's Table 2, the memory of one more tenant on the device and on the host."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ from hplm.reporting.progress import progress_bars
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.workarounds.dead_stubs import stubs_of
-from hplm_loadtest.figures.pictures import check_picture, line_chart
-from hplm_loadtest.peers.plain import file_bytes, whole
+from hplm_loadtest.figures.charts import check_picture, line_chart
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet, slots_of
-from hplm_loadtest.scenarios.open_loop import closed_loop
-from hplm_loadtest.workloads.plan import Requests
+from hplm_loadtest.peers.whole_model import file_bytes, whole_config
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.workloads.load_plan import Requests
 
-COUNTS = (10, 1_000, 10_000)
+COUNTS = [10, 1_000, 10_000]
 HOST_GOAL_GIB = 24.0
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of all processes of one server together, bytes. `pss` shares out what several map; `mapped` of it is files, which the
-    system takes back when it needs to, `private` is not."""
+    """Bytes of memory of a process, or of all processes of a server together.
+
+    pss: memory that several processes map counts in equal shares. mapped: the part of `pss` that is files, which the system
+    frees when needed. private: the rest of `pss`.
+    """
 
     rss: int
     pss: int
@@ -43,17 +46,17 @@ class Memory:
 
 
 def server_memory(triton: int) -> dict[str, Memory]:
-    """Memory by process name, `tritonserver` and its models (`hbert_plot`, `hbert_upper`), of a Triton process."""
-    found: dict[str, Memory] = {}
+    """Return the memory of a Triton server by process: `tritonserver` and its models `hbert_plot` and `hbert_upper`."""
+    memories: dict[str, Memory] = {}
     for pid, name in {triton: "tritonserver", **stubs_of(triton)}.items():
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         sizes = {key: int(rest.split()[0]) * 1024 for key, _, rest in (line.partition(":") for line in lines)}
         memory = Memory(sizes["Rss"], sizes["Pss"], sizes["Pss_Anon"] + sizes["Pss_Shmem"], sizes["Pss_File"])
-        found[name] = memory if name not in found else _sum([found[name], memory])
-    return found
+        memories[name] = memory if name not in memories else _sum([memories[name], memory])
+    return memories
 
 
 def _sum(parts: Sequence[Memory]) -> Memory:
@@ -61,16 +64,16 @@ def _sum(parts: Sequence[Memory]) -> Memory:
 
 
 def slot_bytes(fleet: Fleet, settings: EncodeSettings, counts: Sequence[int]) -> dict[int, int]:
-    """Device memory that adapters take after each number of tenants has been through the slots."""
+    """Return the device memory of the adapter slots after the adapters of each number of tenants were loaded into them."""
     base = fleet.base.config
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     reduced_size = base.reduced_size(settings.reduction_factor)
-    # Without a thread that fills them, which would still hold what it has copied when it is looked.
+    # Without the prefetch thread, which could still hold copied adapters when the memory is read.
     slots = AdapterSlots(base, slots_of(settings), reduced_size, device, dtype, fine_prefetch=False)
     bank = _bank(fleet)
-    found, done = {}, 0
+    bytes_by_count, done = {}, 0
     try:
         for count in counts:
             for name in bank.names[done:count]:
@@ -79,24 +82,26 @@ def slot_bytes(fleet: Fleet, settings: EncodeSettings, counts: Sequence[int]) ->
                         fill.wait_all()
             done = count
             is_cuda = device.type == "cuda"
-            found[count] = torch.cuda.memory_allocated(device) - before if is_cuda else slots.device_bytes
+            bytes_by_count[count] = torch.cuda.memory_allocated(device) - before if is_cuda else slots.device_bytes
     finally:
         slots.close()
-    return found
+    return bytes_by_count
 
 
 def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None) -> Report:
-    """One server; each number of tenants sends a request each, and all of them stay in host memory."""
+    """Measure one server's memory after each number of tenants got one request; all tenants stay in host memory."""
     check_picture(picture)
     counts = sorted(set(counts))
     if len(counts) < 2:
-        raise ConfigError("what an added tenant takes is between two counts: give --tenants twice, and not the same")
+        raise ConfigError(
+            "an added tenant's memory is measured between two numbers of tenants: give --tenants twice, with different numbers"
+        )
     fleet = open_fleet(folder, shape, max(counts))
     bank = _bank(fleet)
     tenant = bank.load(bank.names[0], verify=False)
     disk_bytes = sum(path.stat().st_size for path in bank.folder.iterdir()) / len(bank.names)
     settings = fleet.upper
-    # Room for all of them, and some more.
+    # Room for all tenants, and a fifth more.
     host_cache_mb = int(1.2 * max(counts) * tenant.packed.weights.nbytes / 1e6) + 64
     servers = Systems(fleet, Limits(), {"host_cache_mb": host_cache_mb})
     rows: list[dict[str, Any]] = []
@@ -124,32 +129,32 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
         "host_bytes": (last["private_mb"] - first["private_mb"]) * 1e6 / added,
         "disk_bytes": disk_bytes,
     }
-    full = file_bytes(whole(fleet.base.config), choose_dtype(settings.dtype, choose_device(settings.device)))
+    full = file_bytes(whole_config(fleet.base.config), choose_dtype(settings.dtype, choose_device(settings.device)))
     head = sum(array.nbytes for array in tenant.head.arrays.values())
     rows += [
         {"system": "hbert, an added tenant", **per_tenant},
         {"system": "dedicated, its file", "device_bytes": full, "host_bytes": full, "disk_bytes": full},
         {"system": "shared, its head", "device_bytes": 0, "host_bytes": head, "disk_bytes": head},
     ]
-    about = {
+    result_settings = {
         "shape": shape,
         "fleet": str(folder),
         "num_slots": slots_of(settings),
         "host_cache_mb": host_cache_mb,
         "adapter_bytes": tenant.packed.weights.nbytes,
         "device": choose_device(settings.device).type,
-        "memory": "PSS of the server and its stubs; mapped is files in the page cache, private the rest; not in it: pages of "
-        "a bank file that the system keeps after they were read, and takes back when it needs to",
+        "memory": "PSS of the server and its stubs: mapped is files in the page cache, private is the rest; pages of a bank "
+        "file that the system keeps after a read do not count, because the system frees them when needed",
     }
-    return Report("memory", about, rows, goals(per_tenant["device_bytes"], last))
+    return Report("memory", result_settings, rows, goals(per_tenant["device_bytes"], last))
 
 
 def draw(picture: Path, rows: Sequence[Mapping[str, Any]], shape: Shape) -> None:
-    """Memory by number of tenants, of all processes of the server together."""
+    """Draw the memory of all processes of the server by number of tenants."""
     counts = [float(row["tenants"]) for row in rows]
     kinds = {
-        "processes, with what they map": "pss_mb",
-        "of it private": "private_mb",
+        "processes, mapped files included": "pss_mb",
+        "private memory of processes": "private_mb",
         "adapter slots on the device": "slot_mb",
     }
     line_chart(
@@ -163,7 +168,7 @@ def draw(picture: Path, rows: Sequence[Mapping[str, Any]], shape: Shape) -> None
 
 
 def goals(device_bytes: float, last: Mapping[str, Any]) -> list[Goal]:
-    """Of the measured growth, and of the row with the most tenants."""
+    """Return the goals on the measured growth per tenant and on the row with the most tenants."""
     text = f"{last['tenants']:,} tenants resident, all processes of the server"
     lost = last["tenants"] - last["answered"]
     return [
@@ -186,7 +191,7 @@ def _row(count: int, memory: Mapping[str, Memory], on_device: int, answered: int
 
 
 def _bank(fleet: Fleet) -> BankFile:
-    """The fleet's newest bank; one that it took the place of may not be removed yet."""
+    """Open the fleet's newest bank. A replaced bank may not be removed yet."""
     banks = Store(fleet.folder / "store").banks()
     newest = max(banks, key=lambda folder: (folder / artifact.MANIFEST).stat().st_mtime)
     return BankFile(newest, fleet.base.fingerprint)

@@ -1,8 +1,9 @@
-"""`hplm bench overload`: what is answered in time, and how soon the rest is refused, where more comes than can be done."""
+"""The benchmark `hplm bench overload`: goodput, and how soon requests are refused, if more arrive than can be answered."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,24 +13,19 @@ import numpy.typing as npt
 
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
-from hplm.triton.launcher.server import TritonServer
-from hplm_loadtest.benchmarks.models import served_names
-from hplm_loadtest.benchmarks.serving.response import ask_each, median_row
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import check_picture, line_chart
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
-from hplm_loadtest.scenarios.run import Run, goals_of, kind_of
-from hplm_loadtest.scenarios.steady import enough_requests, steady_rate
+from hplm_loadtest.benchmarks.serving.open_load import Traffic, run_plans_in_turns
+from hplm_loadtest.figures.charts import check_picture, line_chart
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import Run, kind_of
+from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
+from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.plan import Mix
-from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import about_sent, texts
+from hplm_loadtest.workloads.load_plan import LoadPlan
 
-TIMES = (1.0, 3.0, 10.0)
+TIMES = [1.0, 3.0, 10.0]
 GOAL_SHARE = 0.9
-# Enough to fill the batches of both stages.
-IN_FLIGHT = 256
+IN_FLIGHT = 256  # requests under way that fill the batches of both stages
 WARM_UP = 512
 
 
@@ -39,40 +35,42 @@ def overload(
     rounds: int,
     duration_s: float,
     deadline_s: float,
-    kind: str,
+    text_kind: str,
     picture: Path | None,
 ) -> Report:
-    """Goodput at `times` the capacity, Poisson arrivals, tenants drawn at random, each request with the same deadline.
+    """Measure goodput at `times` the capacity: Poisson arrivals, random tenants, one deadline for all requests.
 
-    Capacity is what 256 requests always under way get answered, measured before each load. Each tenant is asked once
-    before, with one word.
+    The capacity is the rate of answers with 256 requests always under way, measured before each load. Each tenant got a request
+    of one word before.
     """
     check_picture(picture)
     times = sorted(set(times))
-    names = served_names(models)
-    sent = texts(kind, models)
-    rng = np.random.default_rng(0)
-    unhurried = Mix(UniformTenants(names), sent)
-    hurried = Mix(UniformTenants(names), sent, DeadlineClasses({"all": (deadline_s, 1.0)}))
-    found: dict[float, list[tuple[float, Run]]] = {share: [] for share in times}
-    steady = dict.fromkeys(times, True)
-    with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
+    traffic = Traffic.read(models, text_kind)
+    rng = traffic.rng
+    without_deadline = traffic.mix()
+    with_deadline = traffic.mix(DeadlineClasses({"all": (deadline_s, 1.0)}))
+    # The capacity before each load, and whether its measurement left out the start.
+    capacities: dict[float, list[tuple[float, bool]]] = {factor: [] for factor in times}
+    with progress_bars() as progress, traffic.warm_server(texts=["hello"]) as server:
         url = server.ports.grpc_url
-        bar = progress.add_task("runs", total=1 + rounds * len(times))
-        ask_each(url, names, ["hello"], rng)
-        warm = closed_loop(url, unhurried.draw(WARM_UP, rng), IN_FLIGHT)
-        progress.update(bar, advance=1)
-        for _ in range(rounds):
-            for share in times:
-                count = enough_requests(WARM_UP / warm.span_s, duration_s, IN_FLIGHT)
-                capacity, is_steady = _capacity(server, unhurried, count, rng)
-                run = open_loop(url, hurried.plan(PoissonArrivals(share * capacity), duration_s, rng))
-                found[share].append((capacity, run))
-                steady[share] &= is_steady
-                progress.update(bar, advance=1)
+        warm_up = closed_loop(url, without_deadline.draw(WARM_UP, rng), IN_FLIGHT)
+
+        def plan_overload(factor: float) -> LoadPlan:
+            draw = partial(without_deadline.draw, rng=rng)
+            run = saturate(url, draw, IN_FLIGHT, warm_up=warm_up, seconds=duration_s)
+            capacities[factor].append(steady_rate(run))
+            rate_per_s = factor * capacities[factor][-1][0]
+            return with_deadline.plan(PoissonArrivals(rate_per_s), duration_s, rng)
+
+        plans = {factor: partial(plan_overload, factor) for factor in times}
+        metered = run_plans_in_turns({"hplm": server}, plans, rounds, progress)
     rows = [
-        {"times": share, **_row(rounds_of, deadline_s), "start_left_out": steady[share]}
-        for share, rounds_of in found.items()
+        {
+            "times": factor,
+            **_row([(rate, run) for (rate, _), (run, _) in zip(capacities[factor], runs, strict=True)], deadline_s),
+            "start_left_out": all(is_steady for _, is_steady in capacities[factor]),
+        }
+        for (_, factor), runs in metered.items()
     ]
     worst = rows[-1]
     goals = [
@@ -84,35 +82,31 @@ def overload(
             "",
             "higher",
         ),
-        *goals_of("overload", rows),
+        *load_goals("overload", rows),
     ]
     if picture is not None:
         line_chart(
             picture,
             {
                 "answered in time": (times, [row["goodput_per_s"] for row in rows]),
-                "what is answered without hurry": (times, [row["capacity_per_s"] for row in rows]),
+                "capacity without deadlines": (times, [row["capacity_per_s"] for row in rows]),
             },
-            title=f"More than can be done, deadlines of {deadline_s:g} s",
-            x_label="offered, times what can be answered",
+            title=f"Goodput in overload, deadlines of {deadline_s:g} s",
+            x_label="offered load, times the capacity",
             y_label="requests/s",
         )
-    about = {
+    settings = {
         "rounds": rounds,
         "duration_s": duration_s,
         "deadline_s": deadline_s,
-        "names": len(names),
-        **about_sent(kind, sent, models),
+        "names": len(traffic.names),
+        **traffic.settings,
     }
-    return Report("overload", about, rows, goals)
-
-
-def _capacity(server: TritonServer, mix: Mix, count: int, rng: np.random.Generator) -> tuple[float, bool]:
-    return steady_rate(closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT))
+    return Report("overload", settings, rows, goals)
 
 
 def _row(rounds: Sequence[tuple[float, Run]], deadline_s: float) -> dict[str, Any]:
-    """Of several rounds, each with the capacity before it."""
+    """Return one row for several rounds, each with the capacity measured before it."""
     capacities, runs = [capacity for capacity, _ in rounds], [run for _, run in rounds]
     goodput = [_goodput(run, deadline_s) for run in runs]
     shares = [per_s / capacity for per_s, capacity in zip(goodput, capacities, strict=True)]
@@ -121,7 +115,7 @@ def _row(rounds: Sequence[tuple[float, Run]], deadline_s: float) -> dict[str, An
         "share": median(shares),
         "share_spread": f"{min(shares):.2f}-{max(shares):.2f}",
         "capacity_per_s": median(capacities),
-        **median_row(runs),
+        **combine_runs(runs),
         "goodput_per_s": median(goodput),
         "late": sum(run.kinds["answered"] - run.in_time for run in runs),
         **{
@@ -132,13 +126,16 @@ def _row(rounds: Sequence[tuple[float, Run]], deadline_s: float) -> dict[str, An
 
 
 def _goodput(run: Run, deadline_s: float) -> float:
-    """From one deadline after the start to the last request: before, nobody was in danger of being late yet."""
+    """Return the answers in time per second, from one deadline after the start to the end of the plan.
+
+    Before that no request can be late yet.
+    """
     from_s = min(deadline_s, run.duration_s / 2)
     steady = run.answered_within(run.deadlines_s) & (run.done_s >= from_s) & (run.done_s <= run.duration_s)
     return float(np.count_nonzero(steady)) / (run.duration_s - from_s)
 
 
 def _refused_ms(run: Run) -> npt.NDArray[np.float64]:
-    """Planned time to refusal, of each that was refused."""
+    """Return the time from plan to refusal of each refused request."""
     is_refused = np.array([kind_of(code) == "refused" for code in run.codes], dtype=np.bool_)
     return 1000 * (run.done_s - run.planned_s)[is_refused]

@@ -1,8 +1,9 @@
-"""`hplm bench pipeline`: HMI's Table 6, what doing things at the same time is worth."""
+"""The benchmark `hplm bench pipeline`: HMI's Table 6, what overlapping look-up, swapping and computing is worth."""
 
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,95 +13,104 @@ import numpy as np
 from hplm.engine.open_domains import choose_lookup_device
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.benchmarks.models import read, served_names
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import bars, check_picture
-from hplm_loadtest.scenarios.open_loop import closed_loop
-from hplm_loadtest.scenarios.run import Run, unanswered
-from hplm_loadtest.scenarios.steady import LEAST_WAVES, enough_requests, steady_rate
-from hplm_loadtest.workloads.plan import Mix
+from hplm.triton.launcher.server import TritonServer
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
+from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
+from hplm_loadtest.figures.charts import bar_chart, check_picture
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import Run
+from hplm_loadtest.scenarios.result_rows import unanswered_goal
+from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
+from hplm_loadtest.workloads.load_plan import RequestMix
 from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import pool, texts
+from hplm_loadtest.workloads.texts import pool_texts, texts_of_kind
 
 SWAPPING = {"coarse_prefetch": True, "fine_prefetch": True}
 NO_SWAPPING = dict.fromkeys(SWAPPING, False)
-# What is sent: texts whose windows the tables know, or texts that the lower layers must be computed for.
+# Texts whose n-grams the tables hold, and texts whose n-grams the lower layers must compute.
 LOADS = ("known text", "new text")
 GOAL = 1.25
-SLOTS = 33
+SLOTS = 33  # fewer adapter slots than tenants, so that adapters are swapped
+OVERLAY_WINDOWS = 64  # few computed windows are kept, so that new text stays new however often it comes
 IN_FLIGHT = 64
 
 
 def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *, look_up_threads: int = 0) -> Report:
-    """Throughput with everything at the same time, without either kind of it, and with nothing.
+    """Measure throughput with full overlap, without overlapped look-up, without overlapped swapping, and without both.
 
-    `look_up_threads` compute what no table has, see `LookupSettings.num_threads`: with more than one, what does one after
-    another uses several cores too.
+    `look_up_threads` compute n-grams that no table has, see `LookupSettings.num_threads`. With several of them, even a server
+    without overlap uses several cores.
     """
     check_picture(picture)
-    names = served_names(models)
+    names = single_text_tenants(models)
     rng = np.random.default_rng(0)
     tenants = UniformTenants(names)
-    sent = {"known text": Mix(tenants, pool(models)), "new text": Mix(tenants, texts("unseen", models))}
-    found: dict[tuple[str, str], list[float]] = {}
+    mixes = {
+        "known text": RequestMix(tenants, pool_texts(models)),
+        "new text": RequestMix(tenants, texts_of_kind("unseen", models)),
+    }
+    rates: dict[tuple[str, str], list[float]] = {}
     runs: list[Run] = []
+
+    def measure(turn: int, variant: str, server: TritonServer) -> None:
+        url = server.ports.grpc_url
+        for load in LOADS:
+            # A server's first calls take longest, so the second warm-up run tells the rate.
+            for _ in range(2):
+                warm_up = closed_loop(url, mixes[load].draw(2 * IN_FLIGHT, rng), IN_FLIGHT)
+            run = saturate(url, partial(mixes[load].draw, rng=rng), IN_FLIGHT, warm_up=warm_up, seconds=seconds)
+            rates.setdefault((variant, load), []).append(steady_rate(run)[0])
+            runs.append(run)
+
     with tempfile.NamedTemporaryFile(prefix="hplm-lock-") as lock, progress_bars() as progress:
+
+        def settings_of(lock_settings: dict[str, Any], swapping: dict[str, Any]) -> StageSettings:
+            return StageSettings(
+                {**lock_settings, "overlay_windows": OVERLAY_WINDOWS, "num_threads": look_up_threads},
+                {**lock_settings, **swapping, "num_slots": SLOTS, "host_cache_mb": 4096},
+            )
+
         alone = {"exclusive_lock": lock.name}
-        variants: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-            "full": ({}, SWAPPING),
-            "no pipelined look-up": (alone, {**alone, **SWAPPING}),
-            "no pipelined swapping": ({}, NO_SWAPPING),
-            "synchronous": (alone, {**alone, **NO_SWAPPING}),
+        variants = {
+            "full": settings_of({}, SWAPPING),
+            "no pipelined look-up": settings_of(alone, SWAPPING),
+            "no pipelined swapping": settings_of({}, NO_SWAPPING),
+            "synchronous": settings_of(alone, NO_SWAPPING),
         }
-        bar = progress.add_task("pipeline", total=rounds * len(variants))
-        for _ in range(rounds):
-            for variant, (plot, upper) in variants.items():
-                # Few windows remembered: new text stays new however often it comes. Few slots: adapters are swapped.
-                plot = {**plot, "overlay_windows": 64, "num_threads": look_up_threads}
-                with serving(models, plot=plot, upper={**upper, "num_slots": SLOTS, "host_cache_mb": 4096}) as server:
-                    for load in LOADS:
-                        url = server.ports.grpc_url
-                        # The first calls of a server take longest: how many it does a second is told from the second time.
-                        for _ in range(2):
-                            run = closed_loop(url, sent[load].draw(2 * IN_FLIGHT, rng), IN_FLIGHT)
-                        count = max(LEAST_WAVES * IN_FLIGHT, enough_requests(len(run) / run.span_s, seconds, IN_FLIGHT))
-                        run = closed_loop(url, sent[load].draw(count, rng), IN_FLIGHT)
-                        found.setdefault((variant, load), []).append(steady_rate(run)[0])
-                        runs.append(run)
-                progress.update(bar, advance=1)
+        on_each_server(models, variants, rounds, progress, measure)
     rows = [
         {
             "variant": variant,
             "load": load,
-            "requests_per_s": median(rates),
-            "over_synchronous": median(rates) / median(found["synchronous", load]),
-            "spread": f"{min(rates):.1f}-{max(rates):.1f}",
+            "requests_per_s": median(values),
+            "over_synchronous": median(values) / median(rates["synchronous", load]),
+            "spread": f"{min(values):.1f}-{max(values):.1f}",
         }
-        for (variant, load), rates in found.items()
+        for (variant, load), values in rates.items()
     ]
     goals = [
         Goal(
             f"pipeline-{load.split()[0]}",
             f"full over synchronous, {load}",
             GOAL,
-            median(found["full", load]) / median(found["synchronous", load]),
+            median(rates["full", load]) / median(rates["synchronous", load]),
             "x",
             "higher",
         )
         for load in LOADS
     ]
-    goals.append(unanswered("pipeline", runs))
+    goals.append(unanswered_goal("pipeline", runs))
     if picture is not None:
-        series = {load: [median(found[variant, load]) for variant in variants] for load in LOADS}
-        bars(
+        series = {load: [median(rates[variant, load]) for variant in variants] for load in LOADS}
+        bar_chart(
             picture,
             list(variants),
             series,
-            title="What doing things at the same time is worth",
+            title="Throughput with and without overlap",
             x_label="",
             y_label="requests/s",
         )
-    served = read(models)
-    about = {"base": served.base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
-    about |= {"look_up_threads": look_up_threads or 1, "look_up_device": choose_lookup_device(served.plot).type}
-    return Report("pipeline", {**about, "seconds": seconds, "in_flight": IN_FLIGHT}, rows, goals)
+    served = read_repository(models)
+    settings = {"base": served.base.config.name, "tenants": len(names), "slots": SLOTS, "rounds": rounds}
+    settings |= {"look_up_threads": look_up_threads or 1, "look_up_device": choose_lookup_device(served.plot).type}
+    return Report("pipeline", {**settings, "seconds": seconds, "in_flight": IN_FLIGHT}, rows, goals)

@@ -1,4 +1,4 @@
-"""`hplm bench trace`: the pipeline of real requests as a picture and as a Chrome or Perfetto trace (HMI Fig. 17)."""
+"""The benchmark `hplm bench trace`: what each thread of both stages does, as a picture and as a trace (HMI Fig. 17)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,38 @@ from matplotlib.figure import Figure
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.benchmarks.models import read, served_names
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import COLOURS, check_picture, save
-from hplm_loadtest.scenarios.open_loop import closed_loop
-from hplm_loadtest.workloads.plan import Mix
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
+from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
+from hplm_loadtest.figures.charts import COLOURS, check_picture, save
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.workloads.load_plan import RequestMix
 from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import pool
+from hplm_loadtest.workloads.texts import pool_texts
 
 Span = dict[str, Any]
-SHOWN_MS = 400.0
+SHOWN_MS = 400.0  # milliseconds of the trace that the picture shows
+IN_FLIGHT = 64
 
 
 def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: Path | None) -> Report:
-    """Spans of both stages while `count` requests of more tenants than slots are under way; shares of the time they take."""
+    """Record the spans of both stages while `count` requests are answered; return each span's share of the time.
+
+    With fewer adapter slots than tenants, adapters are swapped. `perfetto`: a file to write for chrome://tracing or
+    ui.perfetto.dev.
+    """
     check_picture(picture)
-    names = served_names(models)
+    names = single_text_tenants(models)
     rng = np.random.default_rng(0)
-    mix = Mix(UniformTenants(names), pool(models))
+    mix = RequestMix(UniformTenants(names), pool_texts(models))
     with tempfile.TemporaryDirectory(prefix="hplm-trace-") as folder, progress_bars() as progress:
         bar = progress.add_task("requests", total=2)
         paths = [Path(folder) / name for name in ("plot.jsonl", "upper.jsonl")]
         plot, upper = ({"trace": str(path)} for path in paths)
-        with serving(models, plot=plot, upper={**upper, "num_slots": slots}) as server:
+        with benchmark_server(models, StageSettings(plot, {**upper, "num_slots": slots})) as server:
             for _ in range(2):
-                # The first pass warms up; stages and this process read the same clock.
+                # The first pass warms up. The stages and this process read the same clock.
                 start_us = time.monotonic_ns() / 1000
-                closed_loop(server.ports.grpc_url, mix.draw(count, rng), 64)
+                closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT)
                 progress.update(bar, advance=1)
         spans = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     spans = [span for span in spans if span["start_us"] >= start_us]
@@ -55,23 +60,27 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
     whole_us = max(s["start_us"] + s["duration_us"] for s in spans) - min(s["start_us"] for s in spans)
     rows = []
     for key in sorted({(s["process"], s["name"]) for s in spans}):
-        mine = [s for s in spans if (s["process"], s["name"]) == key]
-        durations = [s["duration_us"] for s in mine]
+        durations = [s["duration_us"] for s in spans if (s["process"], s["name"]) == key]
         rows.append(
             {
                 "stage": key[0],
                 "span": key[1],
-                "count": len(mine),
+                "count": len(durations),
                 "median_ms": float(np.median(durations)) / 1000,
                 "share_of_time": sum(durations) / whole_us,
             }
         )
-    about = {"base": read(models).base.config.name, "requests": count, "tenants": len(names), "slots": slots}
-    return Report("trace", {**about, "in_flight": 64}, rows)
+    settings = {
+        "base": read_repository(models).base.config.name,
+        "requests": count,
+        "tenants": len(names),
+        "slots": slots,
+    }
+    return Report("trace", {**settings, "in_flight": IN_FLIGHT}, rows)
 
 
 def chrome_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Complete events of the Trace Event Format, which chrome://tracing and ui.perfetto.dev open; times start at 0."""
+    """Return the spans as complete events of the Trace Event Format; times start at 0."""
     first = min(s["start_us"] for s in spans)
     threads = {key: number for number, key in enumerate(sorted({(s["pid"], s["thread"]) for s in spans}), 1)}
     events: list[dict[str, Any]] = []
@@ -95,13 +104,11 @@ def chrome_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, spans: Sequence[Span]) -> None:
-    """One line a thread, the first `SHOWN_MS` of it."""
-    if not spans:
-        raise ConfigError("there are no spans to draw")
+    """Draw the first `SHOWN_MS` of the spans, one line per thread."""
     first = min(s["start_us"] for s in spans)
     shown = [s for s in spans if s["start_us"] - first < SHOWN_MS * 1000]
     lanes = sorted({(s["process"], s["thread"]) for s in shown})
-    # Spans that lie within others are drawn over them, narrower.
+    # A layer runs inside a batch: layers are drawn last, and narrower than batches.
     kinds = sorted({s["name"] for s in shown}, key=lambda kind: (kind == "layer", kind))
     figure = Figure(figsize=(9.0, 1.2 + 0.35 * len(lanes)), layout="constrained")
     axes = figure.add_subplot()

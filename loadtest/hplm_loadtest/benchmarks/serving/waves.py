@@ -1,8 +1,9 @@
-"""`hplm bench waves`: a few requests at once to a server that is idle, again and again."""
+"""The benchmark `hplm bench waves`: a few requests at once to an idle server, again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,73 +11,65 @@ import numpy as np
 
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.benchmarks.models import served_names
-from hplm_loadtest.benchmarks.serving.response import ask_each
-from hplm_loadtest.benchmarks.variants import serving
-from hplm_loadtest.figures.pictures import cdf, check_picture
-from hplm_loadtest.scenarios.open_loop import closed_loop, open_loop
-from hplm_loadtest.scenarios.run import Run, goals_of
+from hplm_loadtest.benchmarks.serving.open_load import WARM_UP_IN_FLIGHT, Traffic, run_plans_in_turns
+from hplm_loadtest.figures.charts import cdf_chart, check_picture
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import Run
+from hplm_loadtest.scenarios.result_rows import load_goals
 from hplm_loadtest.workloads.arrivals import BurstArrivals
-from hplm_loadtest.workloads.plan import Mix
-from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import about_sent, texts
+from hplm_loadtest.workloads.load_plan import LoadPlan
 
-SIZES = (1, 2, 8, 32, 96)
+SIZES = [1, 2, 8, 32, 96]
 PERIOD_S = 1.0
-# Before a model whose queue is bounded Triton looks by itself every half second for what waits there.
+# A request answered after a gap of this many seconds was kept by Triton: Triton checks a model's bounded queue every half
+# second if nothing else wakes it.
 KEPT_S = 0.4
-WARM_UP, WARM_UP_IN_FLIGHT = 1024, 64
+WARM_UP = 1024
 
 
-def waves(models: Path, sizes: Sequence[int], count: int, kind: str, picture: Path | None) -> Report:
-    """`count` waves of each of `sizes` requests at once, one a second: until the first and until the last is answered.
+def waves(models: Path, sizes: Sequence[int], count: int, text_kind: str, picture: Path | None) -> Report:
+    """Measure the time until the first and until the last answer of a wave of requests sent at once.
 
-    Tenants are drawn at random; each was asked once before.
+    Each size in `sizes` has `count` waves, one per second. Tenants are random; each tenant got one request before.
     """
     check_picture(picture)
-    sizes = sorted(set(sizes))
-    names = served_names(models)
-    sent = texts(kind, models)
-    rng = np.random.default_rng(0)
-    mix = Mix(UniformTenants(names), sent)
-    runs: dict[int, Run] = {}
-    with serving(models, plot={}, upper={}) as server, progress_bars() as progress:
-        url = server.ports.grpc_url
-        bar = progress.add_task("waves", total=len(sizes) + 1)
-        ask_each(url, names, sent, rng)
-        closed_loop(url, mix.draw(WARM_UP, rng), WARM_UP_IN_FLIGHT)
-        progress.update(bar, advance=1)
-        for size in sizes:
-            arrivals = BurstArrivals(clients=size, stagger_s=0.0, period_s=PERIOD_S, count=count)
-            runs[size] = open_loop(url, mix.plan(arrivals, arrivals.lasts_s, rng))
-            progress.update(bar, advance=1)
-    rows = [{"at_once": size, **row_of(run, size)} for size, run in runs.items()]
+    traffic = Traffic.read(models, text_kind)
+    mix = traffic.mix()
+
+    def plan_waves(size: int) -> LoadPlan:
+        arrivals = BurstArrivals(clients=size, stagger_s=0.0, period_s=PERIOD_S, count=count)
+        return mix.plan(arrivals, arrivals.duration_s, traffic.rng)
+
+    with progress_bars() as progress, traffic.warm_server() as server:
+        closed_loop(server.ports.grpc_url, mix.draw(WARM_UP, traffic.rng), WARM_UP_IN_FLIGHT)
+        plans = {size: partial(plan_waves, size) for size in sorted(set(sizes))}
+        metered = run_plans_in_turns({"hplm": server}, plans, 1, progress)
+    runs = {size: run for (_, size), ((run, _),) in metered.items()}
+    rows = [{"at_once": size, **wave_row(run, size)} for size, run in runs.items()]
     kept = sum(row["kept"] for row in rows)
     goals = [
         Goal(
             "waves-kept", f"requests answered after a gap of {KEPT_S:g} s in their wave", 0, kept, "requests", "lower"
         ),
         Goal("waves-refused", "requests refused", 0, sum(row["refused"] for row in rows), "requests", "lower"),
-        *goals_of("waves", rows),
+        *load_goals("waves", rows),
     ]
     if picture is not None:
-        cdf(
+        cdf_chart(
             picture,
             {f"{size} at once": 1000 * run.waits_s for size, run in runs.items()},
             title="Response time of requests that come together to an idle server",
         )
-    about = {
-        "waves": count,
-        "period_s": PERIOD_S,
-        "names": len(names),
-        **about_sent(kind, sent, models),
-    }
-    return Report("waves", about, rows, goals)
+    settings = {"waves": count, "period_s": PERIOD_S, "names": len(traffic.names), **traffic.settings}
+    return Report("waves", settings, rows, goals)
 
 
-def row_of(run: Run, size: int) -> dict[str, Any]:
-    """Of waves of `size` requests. `kept`: who was answered after a gap of 0.4 s in which nobody of the wave was."""
-    # Of each wave, in the order of the answers; one that has none is last.
+def wave_row(run: Run, size: int) -> dict[str, Any]:
+    """Return the row of a run of waves of `size` requests.
+
+    The column `kept` counts the requests that were answered after a gap of 0.4 s without any answer in their wave.
+    """
+    # Answers of each wave in order of time; a request without an answer is NaN and comes last.
     waited_s = np.sort(np.where(run.answered, run.done_s - run.planned_s, np.nan).reshape(-1, size))
     is_kept = np.maximum.accumulate(np.diff(waited_s, axis=1, prepend=0.0) > KEPT_S, axis=1)
     last_s = np.nan_to_num(waited_s[:, -1], nan=np.inf)

@@ -504,7 +504,7 @@ def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:
     tiny.make_bank(store, base, [replace(trained, card=card), made_up])
     with closing(Registry.open(store)) as registry:
         about, nothing = (registry.tenant(one.card.name).current.about for one in (trained, made_up))
-    assert about == {"scores": {"dev_accuracy": 0.9}, "task": card.task, "labels": list(card.labels)}
+    assert about == {"scores": {"dev_accuracy": 0.9}, "task": card.task, "labels": list(card.labels), "texts": 1}
     assert nothing == {}
 
 
@@ -721,7 +721,7 @@ def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_car
     for changed in (*odd, *odd_windows, {"word_window": 3}):
         with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
             tenants.parse_card({**meta, **changed}, "odd")
-    with pytest.raises(CorruptArtifactError, match="odd: there is no task 'poetry'; .* install the package"):
+    with pytest.raises(CorruptArtifactError, match=r"odd: there is no task 'poetry'; .* install the package"):
         tenants.parse_card({**meta, "task": "poetry"}, "odd")
     with pytest.raises(CorruptArtifactError, match="another version of hplm, which knows 'taste'"):
         tenants.parse_card({**meta, "taste": 1}, "odd")

@@ -130,7 +130,7 @@ def publish(registry: Registry, name: str, count: int = 1) -> None:
             registry.domain_versions("tiny", "general")[0].id,
             f"tenants/{name}/{number}",
             float(number),
-            about={"scores": {"dev_accuracy": number / 10}},
+            about={"scores": {"dev_accuracy": number / 10}, "texts": number},
             number=number,
             expected=number - 1 or None,
         )
@@ -316,7 +316,7 @@ def test_tenants_are_shown_listed_rolled_back_and_deleted(manage: ManageClient, 
     assert (shown.name, shown.domain, shown.version, shown.base) == ("acme", "general", 2, "tiny")
     assert shown.about["scores"] == {"dev_accuracy": 0.2}
     assert [(version.version, version.scores["dev_accuracy"]) for version in shown.versions] == [(1, 0.1), (2, 0.2)]
-    assert [tenant.name for tenant in manage.list_tenants()] == ["acme", "beta"]
+    assert [(tenant.name, tenant.texts) for tenant in manage.list_tenants()] == [("acme", 2), ("beta", 1)]
     assert [tenant.name for tenant in manage.list_tenants("b", limit=1)] == ["beta"]
     assert manage.rollback_tenant("acme") == 1
     assert manage.rollback_tenant("acme", 2) == 2

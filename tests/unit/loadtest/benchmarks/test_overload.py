@@ -1,16 +1,16 @@
-"""What `hplm bench overload` counts of a run."""
+"""The rows of `hplm bench overload` count goodput and refusals of a run."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from hplm_loadtest.benchmarks.serving.overload import _row
-from hplm_loadtest.scenarios.run import ANSWERED, Run
+from hplm_loadtest.scenarios.outcomes import ANSWERED, Run
 
 from hplm.errors import DeadlineError, InternalError, UnreachableError
 
 
-def test_a_row_counts_what_is_in_time_from_one_deadline_after_the_start_to_the_last_request() -> None:
+def test_goodput_counts_answers_in_time_from_one_deadline_after_the_start_to_the_end_of_the_plan() -> None:
     planned = np.array([0.0, 1.0, 3.0, 5.0, 6.0, 7.0, 8.0, 9.0, 9.5])
     took = np.array([0.5, 2.0, 1.0, 2.5, 0.25, 0.75, 1.0, 0.5, 1.5])
     codes = [
@@ -31,7 +31,7 @@ def test_a_row_counts_what_is_in_time_from_one_deadline_after_the_start_to_the_l
         generator_s=0.0,
     )
     row = _row([(0.5, run)], 2.0)
-    # The first ended before anybody was in danger, the fourth was late, the last ended after the load.
+    # The first request ended before any request could be late, the fourth was late, the last ended after the load.
     assert row["goodput_per_s"] == pytest.approx(2 / 8)
     assert row["share"] == pytest.approx(0.5)
     assert row["late"] == 1
@@ -40,7 +40,7 @@ def test_a_row_counts_what_is_in_time_from_one_deadline_after_the_start_to_the_l
     assert row["kept_up"] == 1.0
 
 
-def test_of_several_rounds_the_medians_and_where_nobody_was_refused_no_time() -> None:
+def test_rounds_become_medians_and_without_refusals_there_is_no_refusal_time() -> None:
     def answered(seconds_between: float) -> Run:
         planned = np.arange(0.0, 10.0, seconds_between)
         count = len(planned)

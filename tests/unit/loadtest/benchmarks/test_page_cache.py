@@ -1,4 +1,4 @@
-"""Banks are read before a benchmark, what is missing of them, or it says why not."""
+"""Bank files are read into the page cache before a benchmark, if they fit."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_not_there_is_read_and_nothing_else(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_cache, "_is_there", lambda handle, offset: offset != CHUNK)
+def test_only_the_parts_that_the_page_cache_lacks_are_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_cache, "_is_cached", lambda handle, offset: offset != CHUNK)
     assert into_page_cache(store) == CHUNK
-    monkeypatch.setattr(page_cache, "_is_there", lambda handle, offset: False)
+    monkeypatch.setattr(page_cache, "_is_cached", lambda handle, offset: False)
     assert into_page_cache(store) == SIZE
 
 
-def test_after_it_was_read_it_is_there(store: Path) -> None:
+def test_a_bank_is_in_the_page_cache_after_it_was_read(store: Path) -> None:
     into_page_cache(store)
     with (store / "banks" / "fleet" / "adapters.bin").open("rb") as file:
-        if not page_cache._is_there(file.fileno(), 0):
+        if not page_cache._is_cached(file.fileno(), 0):
             pytest.skip("the file system cannot tell")
     assert into_page_cache(store) == 0
 
 
-def test_a_bank_that_does_not_fit_is_not_read_and_that_is_said(
+def test_a_bank_that_does_not_fit_is_not_read_and_a_warning_is_logged(
     store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(page_cache, "_available", lambda: CHUNK)
-    monkeypatch.setattr(page_cache, "_is_there", lambda handle, offset: False)
+    monkeypatch.setattr(page_cache, "_available_bytes", lambda: CHUNK)
+    monkeypatch.setattr(page_cache, "_is_cached", lambda handle, offset: False)
     with caplog.at_level(logging.WARNING):
         assert into_page_cache(store) == 0
     assert "do not fit into the page cache" in caplog.text

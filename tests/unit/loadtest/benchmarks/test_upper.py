@@ -1,4 +1,4 @@
-"""What the upper layers are said to compute."""
+"""The upper layers' counted work equals their computed work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import tiny
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_products_of_the_upper_layers_are_those_that_are_computed(
+def test_the_counted_products_of_the_upper_layers_equal_the_computed_products(
     tiny_base: Base, tmp_path: Any, pooling: Pooling
 ) -> None:
     config, lengths = tiny_base.config, (3, 7, 11)

@@ -42,7 +42,7 @@ def cv(times: Seconds) -> float:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """2000 gamma-spaced arrivals in the two forms of time stamp that Azure's traces have, not in order."""
+    """Write a trace of 2000 unordered arrivals with gamma gaps, in both forms of time stamps of Azure's traces."""
     times = GammaArrivals(5, 2).times(400, rng(7))
     stamps = [str(np.datetime64("2023-11-16T18:15:46") + np.timedelta64(int(t * 1e9), "ns")) for t in times]
     lines = [stamp.replace("T", " ") + ("+00:00" if i % 2 else "") for i, stamp in enumerate(stamps)]
@@ -71,8 +71,8 @@ def test_times_rise_and_stay_within_the_run(arrivals: Arrivals, duration_s: floa
         BurstArrivals(1000, 0.1, 2, 20),
     ],
 )
-def test_as_many_arrive_as_are_expected(arrivals: Arrivals) -> None:
-    assert arrivals.expected(400) == 20_000
+def test_the_number_of_arrivals_is_near_the_expected_number(arrivals: Arrivals) -> None:
+    assert arrivals.expected_count(400) == 20_000
     assert len(arrivals.times(400, rng())) == pytest.approx(20_000, rel=0.05)
 
 
@@ -87,13 +87,13 @@ def test_as_many_arrive_as_are_expected(arrivals: Arrivals) -> None:
         (TraceArrivals(Path("/a/b/trace.csv"), 20), "trace.csv at 20 requests/s, burstiness 1"),
     ],
 )
-def test_a_workload_says_in_words_what_it_is_and_no_folder(arrivals: Arrivals, words: str) -> None:
+def test_a_workload_describes_itself_in_words_without_a_folder(arrivals: Arrivals, words: str) -> None:
     assert str(arrivals) == words
 
 
 @pytest.mark.parametrize("cv", [0.5, 1, 4])
-def test_a_load_of_gamma_gaps_begins_in_the_midst_of_one(cv: float) -> None:
-    """Not with a request: an uneven load would begin with a burst."""
+def test_a_load_with_gamma_gaps_starts_in_the_middle_of_a_gap(cv: float) -> None:
+    """If the load started with a request, an uneven load would start with a burst."""
     random = rng()
     runs = [GammaArrivals(2, cv).times(10, random) for _ in range(4000)]
     assert np.mean([len(times) for times in runs]) == pytest.approx(20, rel=0.08)
@@ -125,9 +125,9 @@ def test_a_ramp_goes_from_its_first_rate_to_its_last(first: float, last: float) 
     np.testing.assert_allclose(counts / 100, middle, rtol=0.12, atol=1)
 
 
-def test_a_burst_is_the_one_of_the_paper() -> None:
+def test_a_burst_has_the_arrivals_of_the_paper() -> None:
     burst = BurstArrivals()
-    times = burst.times(burst.lasts_s, rng())
+    times = burst.times(burst.duration_s, rng())
     assert len(times) == 250 * 50
     assert times[-1] == pytest.approx(249 * 0.05 + 49 * 1.2)
     np.testing.assert_allclose(times[:25], np.sort(np.concatenate([np.arange(25) * 0.05, [1.2]]))[:25])
@@ -180,7 +180,7 @@ def test_a_trace_has_the_gaps_of_its_time_stamps(tmp_path: Path, stamps: list[st
     "stamp",
     ["now", "today", "nan", "-inf", "1e21", "10000-01-01", "2023-13-01", "2023-11-16 25:00:00", "2023-11-16+24:00"],
 )
-def test_what_is_no_time_stamp_is_refused_by_its_line(tmp_path: Path, stamp: str) -> None:
+def test_a_bad_time_stamp_is_refused_with_its_line(tmp_path: Path, stamp: str) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(f"TIMESTAMP\n2023-11-16 18:15:46\n{stamp}\n")
     with pytest.raises(DataError, match=r"bad\.csv, line 3: .* is no time"):
@@ -213,7 +213,7 @@ def test_a_missing_trace_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_rate_that_is_none_is_refused(value: float) -> None:
+def test_a_rate_that_is_not_positive_and_finite_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="rate_per_s"):
         PoissonArrivals(value)
     with pytest.raises(ConfigError, match="cv"):
@@ -227,6 +227,6 @@ def test_a_ramp_without_arrivals_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_a_stagger_that_is_none_is_refused(value: float) -> None:
+def test_a_negative_or_infinite_stagger_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="stagger"):
         BurstArrivals(stagger_s=value)

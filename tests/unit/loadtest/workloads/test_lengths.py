@@ -19,7 +19,7 @@ def test_each_text_has_the_wanted_number_of_tokens(tiny_base: Base) -> None:
     assert [len(one.ids) for one in encoder.encode(texts)] == wanted
 
 
-def test_too_little_text_is_named(tiny_base: Base) -> None:
+def test_sentences_without_a_text_of_the_wanted_length_are_refused(tiny_base: Base) -> None:
     encoder = TextEncoder(tiny_base.tokenizer_path, 256)
     with pytest.raises(DataError, match="no text of 98 tokens"):
         texts_of_lengths([100], ["the red cat"], encoder, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Triton backend `peer`: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, LOGITS, by a system that hBERT is compared with."""
+"""Triton backend `peer`: answers TEXT and TENANT with LABEL, SCORE, SPAN, TRUNCATED and LOGITS as a peer system of hBERT."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TritonPythonModel:
     def _read(self, request: Any) -> list[Text]:
         inputs = translate.inputs(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
-        # No peer knows pairs.
+        # Peers do not support pairs of texts: only the first text counts.
         return [Request(text[0], tenant) for text, (tenant,) in zip(texts, tenants, strict=True)]
 
     def _writer(self, request: Any) -> Callable[[list[PeerAnswer]], Any]:

@@ -1,0 +1,72 @@
+"""Starts the servers of a benchmark: real servers over a model repository with other settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.progress import Progress
+
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import ROLES, TritonServer
+from hplm_loadtest.benchmarks.page_cache import into_page_cache
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Settings of the look-up stage and of the encode stage that differ from the repository's."""
+
+    plot: Mapping[str, Any] = field(default_factory=dict)
+    upper: Mapping[str, Any] = field(default_factory=dict)
+
+
+AS_CONFIGURED = StageSettings()
+
+
+@contextmanager
+def benchmark_server(
+    models: Path, settings: StageSettings = AS_CONFIGURED, *, log: str = "triton-bench.log"
+) -> Iterator[TritonServer]:
+    """Start a server over a copy of `models` with changed settings, and wait until it is ready.
+
+    The store's bank files are in the page cache. The server has no models for manage requests. `log` is a file beside `models`;
+    servers that run at the same time need different logs.
+    """
+    with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
+        copy = Path(folder) / "models"
+        for role in ROLES:
+            shutil.copytree(models / role, copy / role)
+        for role, changes in (("hbert_plot", settings.plot), ("hbert_upper", settings.upper)):
+            path = copy / role / "1" / "settings.json"
+            values = json.loads(path.read_text())
+            values["store"] = str((models / role / "1" / values["store"]).resolve())
+            path.write_text(json.dumps({**values, **changes}))
+        # Both stages have the same store.
+        into_page_cache(Path(values["store"]))
+        with TritonServer(copy, free_ports(), log=models.parent / log, tied=True) as server:
+            server.wait_ready()
+            yield server
+
+
+def on_each_server(
+    models: Path,
+    variants: Mapping[Name, StageSettings],
+    rounds: int,
+    progress: Progress,
+    measure: Callable[[int, Name, TritonServer], None],
+) -> None:
+    """Start a fresh server for each variant, one after another, in each round, and call `measure(round, variant, server)`."""
+    bar = progress.add_task("servers", total=rounds * len(variants))
+    for turn in range(rounds):
+        for name, settings in variants.items():
+            with benchmark_server(models, settings) as server:
+                measure(turn, name, server)
+            progress.update(bar, advance=1)

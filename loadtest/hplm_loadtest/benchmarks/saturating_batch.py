@@ -1,0 +1,52 @@
+"""Makes the batch that saturates the upper layers: texts whose n-grams the tables hold, of many tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hplm.engine.encode import EngineRequest
+from hplm.engine.open_domain import open_lookup
+from hplm_loadtest.benchmarks.served_repository import ServedRepository
+from hplm_loadtest.workloads.load_plan import Requests
+from hplm_loadtest.workloads.texts import pool_texts
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class SaturatingBatch:
+    """One batch as the engine takes it, and the tenants and texts of the same batch as a client sends them."""
+
+    requests: Sequence[EngineRequest]
+    names: Sequence[str]
+    texts: Sequence[str]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(request.hidden) for request in self.requests)
+
+    @property
+    def reduced_size(self) -> int:
+        return max(request.tenant.packed.reduced_size for request in self.requests)
+
+    def repeat(self, times: int) -> Requests:
+        """Return the batch's requests `times` times, without deadlines."""
+        count = times * len(self.texts)
+        return Requests([*self.names] * times, [*self.texts] * times, np.full(count, np.nan))
+
+
+def saturating_batch(models: Path, served: ServedRepository) -> SaturatingBatch:
+    """Make a batch of `BATCH` texts of a fleet's pool. Raises DataError if the pool is missing."""
+    tenants = served.load_tenants(BATCH)
+    texts = (pool_texts(models) * BATCH)[:BATCH]
+    encoder = served.base.load_text_encoder()
+    lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
+    requests = [
+        EngineRequest(tenants[i % len(tenants)], lookup.hidden_states(encoded.ids, [len(encoded.ids)]))
+        for i, encoded in enumerate(encoder.encode(texts))
+    ]
+    return SaturatingBatch(requests, [request.tenant.card.name for request in requests], texts)

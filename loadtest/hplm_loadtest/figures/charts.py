@@ -1,0 +1,159 @@
+"""Draws charts of benchmark results to .svg or .png files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from hplm.errors import ConfigError
+from hplm.reporting.benchmark_result import plain
+
+# The colours of Okabe and Ito, which colour-blind readers can distinguish. Markers and dashes differ too, for grey prints.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", "-.", ":")
+
+# With more bars than this, the values above the bars are turned by 90 degrees, or they would overlap.
+MAX_LEVEL_VALUES = 16
+
+Numbers = Sequence[float]
+
+
+def line_chart(
+    path: Path,
+    series: Mapping[str, tuple[Numbers, Numbers]],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log: bool = False,
+    limit: tuple[str, float] | None = None,
+) -> None:
+    """Draw series by name, each (x, y), as lines with a marker at each point.
+
+    limit: a named horizontal line. Labels carry units.
+    """
+    figure, axes = _start(path, title, x_label, y_label)
+    _lines(axes, series)
+    if limit is not None:
+        axes.axhline(limit[1], color="#666666", linewidth=1, linestyle=":", label=limit[0])
+    if log:
+        axes.set_xscale("log")
+        points = sorted({value for x, _ in series.values() for value in x})
+        axes.set_xticks(points, [plain(value) for value in points])
+        axes.minorticks_off()
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(lambda value, _: plain(value))
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=0)
+    _finish(path, figure, named=len(series) > 1 or limit is not None)
+
+
+def line_charts(
+    path: Path,
+    charts: Mapping[tuple[str, str], Mapping[str, tuple[Numbers, Numbers]]],
+    *,
+    title: str,
+    x_label: str,
+) -> None:
+    """Draw charts by title and y label, each with series as in `line_chart`; two charts per row, one legend for all."""
+    check_picture(path)
+    rows = (len(charts) + 1) // 2
+    figure = Figure(figsize=(9.5, 3.4 * rows + 0.6), layout="constrained")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    grid = figure.subplots(rows, 2, squeeze=False).flat
+    for axes, ((name, y_label), series) in zip(grid, charts.items(), strict=False):
+        _style_axes(axes, name, x_label, y_label)
+        _lines(axes, series)
+        axes.set_ylim(bottom=0)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
+    )
+    save(path, figure)
+
+
+def cdf_chart(path: Path, samples: Mapping[str, Any], *, title: str) -> None:
+    """Draw response times in ms by name, as the share of requests that took at most x."""
+    figure, axes = _start(path, title, "response time (ms)", "share of requests")
+    for index, (name, values) in enumerate(samples.items()):
+        axes.step(*shares_up_to(values), where="post", label=name, **_line_style(index))
+    axes.set_ylim(0, 1.02)
+    axes.set_xlim(left=0)
+    _finish(path, figure, named=len(samples) > 1)
+
+
+def shares_up_to(values: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return `x` `[k + 1]` and the share of the `k` values that are at most `x`. Values are above 0; the share at 0 is 0."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    return np.append(0.0, ordered), np.arange(len(ordered) + 1) / max(len(ordered), 1)
+
+
+def bar_chart(
+    path: Path, groups: Sequence[str], series: Mapping[str, Numbers], *, title: str, x_label: str, y_label: str
+) -> None:
+    """Draw series by name, one value per group, as bars side by side with the value above each bar."""
+    figure, axes = _start(path, title, x_label, y_label)
+    width = 0.8 / max(len(series), 1)
+    turn = 90 if len(groups) * len(series) > MAX_LEVEL_VALUES else 0
+    for index, (name, values) in enumerate(series.items()):
+        places = np.arange(len(groups)) + (index - (len(series) - 1) / 2) * width
+        drawn = axes.bar(places, values, width * 0.94, label=name, color=COLOURS[index % len(COLOURS)])
+        axes.bar_label(drawn, fmt=partial(plain, digits=3), fontsize=8, padding=2, rotation=turn)
+    axes.set_xticks(np.arange(len(groups)), groups)
+    axes.margins(y=0.2 if turn else 0.12)
+    _finish(path, figure, named=len(series) > 1)
+
+
+def check_picture(path: Path | None) -> None:
+    """Check a picture's name before hours of measuring. Raises ConfigError if the ending is neither .svg nor .png."""
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"{path}: a picture's name ends in .svg or .png")
+
+
+def _start(path: Path, title: str, x_label: str, y_label: str) -> tuple[Figure, Any]:
+    check_picture(path)
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    _style_axes(axes, title, x_label, y_label)
+    return figure, axes
+
+
+def _style_axes(axes: Any, title: str, x_label: str, y_label: str) -> None:
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _lines(axes: Any, series: Mapping[str, tuple[Numbers, Numbers]]) -> None:
+    for index, (name, (x, y)) in enumerate(series.items()):
+        axes.plot(x, y, label=name, **_line_style(index), marker=MARKERS[index % len(MARKERS)], markersize=5)
+
+
+def _line_style(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.8}
+
+
+def _finish(path: Path, figure: Figure, *, named: bool) -> None:
+    if named:
+        # Outside, because a legend inside would cover lines.
+        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    save(path, figure)
+
+
+def save(path: Path, figure: Figure) -> None:
+    """Write a figure to a file, and make the file's folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Without a date, the same figure gives the same file.
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

@@ -1,0 +1,199 @@
+"""Computes a batch as each peer system does.
+
+An engine has places in memory for whole models; `SwapWorker` decides which model is in which place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from hplm.adapters.tenant import Tenant
+from hplm.core.settings import BaseConfig
+from hplm.engine.encode import EncodeEngine, EngineRequest, count_read, head_logits
+from hplm.errors import ConfigError
+from hplm.tasks.task import Logits
+from hplm_loadtest.peers.model_files import model_file_of, model_files
+from hplm_loadtest.peers.settings import PeerSettings, System
+from hplm_loadtest.peers.whole_model import PeerRequest, PreallocatedModel
+
+SHARED_MODEL = "body"  # the one model of a system that shares a model between all tenants
+
+
+def without_adapter(tenant: Tenant) -> Tenant:
+    """Return a tenant with its head and its labels only."""
+    return replace(tenant, packed=replace(tenant.packed, weights=tenant.packed.weights[:0].copy()))
+
+
+def in_every_layer(tenant: Tenant, layers: int) -> Tenant:
+    """Return a tenant with adapters in all `layers`: the upper layers' adapters repeat downwards in the lower layers."""
+    packed = tenant.packed
+    repeats = -(-layers // len(packed.weights))
+    repeated = np.ascontiguousarray(np.tile(packed.weights, (repeats, 1))[-layers:])
+    return replace(tenant, packed=replace(packed, weights=repeated))
+
+
+class PeerEngine(ABC):
+    """The computation of one peer system. By default one model is in memory for all tenants, with a head for each tenant."""
+
+    num_places = 1
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        """Return the parts of a tenant to keep in memory."""
+        return without_adapter(tenant)
+
+    def model_of(self, tenant: Tenant) -> str:
+        """Return the name of the model that answers a tenant's requests."""
+        return SHARED_MODEL
+
+    def load(self, place: int, model: str) -> None:
+        """Load a model into a place. The default does nothing: a shared model is always in memory."""
+        return
+
+    @abstractmethod
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        """Return the logits of each request, computed with the model at a place."""
+
+
+class SharedEngine(PeerEngine):
+    """BERT-shared: one body for all tenants, a head for each."""
+
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
+        self._model = PreallocatedModel(config, dtype, device)
+        self._model.fill(model_files(weights)[0])
+        self._model.pack()
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        return self._model.run(requests)
+
+
+class AdapterEngine(PeerEngine):
+    """hBERT-adapter: all layers computed in one batch for all tenants, with each tenant's adapters, without PLOT tables."""
+
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
+        preallocated = PreallocatedModel(config, dtype)
+        preallocated.fill(model_files(weights)[0])
+        self._layers = config.upper_layers
+        # Copied, because a view would keep the memory of the whole model.
+        self._embeddings = nn.Embedding.from_pretrained(preallocated.model.word_embeddings.weight.clone())
+        self._engine = EncodeEngine(
+            config,
+            preallocated.model.body,
+            num_slots=settings.num_slots,
+            reduced_size=config.reduced_size(settings.reduction_factor),
+            device=device,
+            dtype=dtype,
+        )
+
+    def keep(self, tenant: Tenant) -> Tenant:
+        """Return the tenant with adapters in the shape of an adapter slot, in pinned memory with CUDA, as hBERT keeps them."""
+        adapted, slots = in_every_layer(tenant, self._layers), self._engine.slots
+        return replace(adapted, packed=slots.staged(slots.fitted(adapted.packed)))
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        with torch.inference_mode():
+            ids = torch.from_numpy(np.concatenate([request.ids for request in requests]))
+            # In the type of the states that hBERT's look-up stage sends.
+            embedded = self._embeddings(ids).half().numpy()
+        parts = np.split(embedded, np.cumsum([len(request.ids) for request in requests])[:-1])
+        texts = [EngineRequest(r.tenant, part) for r, part in zip(requests, parts, strict=True)]
+        return self._engine.run(texts)
+
+
+class DedicatedEngine(PeerEngine):
+    """BERT-dedicated: a whole model for each tenant. Models beyond the memory budget are read from files when needed."""
+
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
+        self._files = model_files(weights)
+        self._from_disk = settings.from_disk
+        first = PreallocatedModel(config, dtype, device)
+        self.num_places = places_in(settings, first.num_bytes)
+        self._models = [first, *(PreallocatedModel(config, dtype, device) for _ in range(self.num_places - 1))]
+        self._unused = set(range(self.num_places))
+
+    def model_of(self, tenant: Tenant) -> str:
+        return tenant.card.name
+
+    def load(self, place: int, model: str) -> None:
+        self._models[place].fill(model_file_of(model, self._files), from_disk=self._from_disk)
+        if place in self._unused:
+            # The first model in a place replaces no other and probably stays, so it is packed before the measurement.
+            self._unused.remove(place)
+            self._models[place].pack()
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        return self._models[place].run(requests)
+
+
+class OnnxEngine(PeerEngine):
+    """BERT-dedicated on ONNX Runtime: a session for each tenant, fp32 on the processor, texts padded to the longest."""
+
+    def __init__(
+        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
+    ) -> None:
+        import onnxruntime
+
+        self._files = model_files(weights)
+        size = self._files[0].with_suffix(".data").stat().st_size
+        self.num_places = places_in(settings, size)
+        self._sessions: list[onnxruntime.InferenceSession | None] = [None] * self.num_places
+        self._options = onnxruntime.SessionOptions()
+        self._options.intra_op_num_threads = settings.num_threads
+        self._options.inter_op_num_threads = 1
+        # The graph in the file is fused already: optimising again would only make swapping slower.
+        self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        self._pad_id = config.pad_id
+        self._open = onnxruntime.InferenceSession
+
+    def model_of(self, tenant: Tenant) -> str:
+        return tenant.card.name
+
+    def load(self, place: int, model: str) -> None:
+        # Freed first, because the budget has no room for both models.
+        self._sessions[place] = None
+        path = model_file_of(model, self._files)
+        self._sessions[place] = self._open(str(path), self._options, providers=["CPUExecutionProvider"])
+
+    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
+        session = self._sessions[place]
+        assert session is not None
+        lengths = [len(request.ids) for request in requests]
+        ids = np.full((len(requests), max(lengths)), self._pad_id, dtype=np.int32)
+        mask = np.zeros_like(ids)
+        for row, request in enumerate(requests):
+            ids[row, : lengths[row]] = request.ids
+            mask[row, : lengths[row]] = 1
+        read = max(count_read(request.tenant, len(request.ids)) for request in requests)
+        hidden = session.run(["hidden"], {"ids": ids, "mask": mask, "read": np.array([read])})[0]
+        counts = [count_read(request.tenant, length) for request, length in zip(requests, lengths, strict=True)]
+        states = np.concatenate([text_hidden[:count] for text_hidden, count in zip(hidden, counts, strict=True)])
+        return head_logits([request.tenant for request in requests], counts, torch.from_numpy(states))
+
+
+def places_in(settings: PeerSettings, model_bytes: int) -> int:
+    """Return how many whole models fit in the memory budget. Raises ConfigError if no model fits."""
+    places = settings.budget_mb * 1_000_000 // model_bytes
+    if places < 1:
+        raise ConfigError(f"budget_mb is {settings.budget_mb}, but one model takes {model_bytes / 1e6:.0f} MB")
+    return places
+
+
+# An engine takes the whole model's config and the dtype of the model files.
+ENGINES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path, torch.device], PeerEngine]] = {
+    "dedicated": DedicatedEngine,
+    "shared": SharedEngine,
+    "adapter": AdapterEngine,
+    "onnxruntime": OnnxEngine,
+}

@@ -1,0 +1,37 @@
+"""Serialises infer requests to the bytes that go over gRPC, before a load starts."""
+
+from __future__ import annotations
+
+import math
+
+from hplm_client.infer_tensors import deadline_us
+from tritonclient.grpc import service_pb2
+
+from hplm.core import wire
+from hplm_loadtest.workloads.load_plan import Requests
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def infer_messages(requests: Requests) -> list[bytes]:
+    """Return one message per request, in order, with the outputs that `hplm_client` asks for. Requests have single texts."""
+    assert not requests.pairs
+    common = service_pb2.ModelInferRequest(model_name=wire.MODEL)
+    for name in (wire.TEXT, wire.TENANT):
+        common.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
+    for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED):
+        common.outputs.add(name=name)
+    head = common.SerializeToString()
+    messages = []
+    for tenant, text, deadline_s in zip(requests.tenants, requests.texts, requests.deadlines_s.tolist(), strict=True):
+        own = service_pb2.ModelInferRequest(raw_input_contents=[_bytes_tensor(text), _bytes_tensor(tenant)])
+        if not math.isnan(deadline_s):
+            own.parameters["timeout"].int64_param = deadline_us(deadline_s)
+        # Two serialised messages, one after the other, are the merged message.
+        messages.append(head + own.SerializeToString())
+    return messages
+
+
+def _bytes_tensor(value: str) -> bytes:
+    encoded = value.encode()
+    return len(encoded).to_bytes(4, "little") + encoded
