@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
-from hplm_builder.data.labelled import Entity, LabelledData, LabelledText
+from hplm_builder.data.labelled import LabelledData, LabelledText
 
 from hplm.core.text import TextEncoder
 from hplm.errors import DataError
 from hplm.models.base import Base
+from hplm.tasks.examples import Entity
 
 TEXT = "anna runs to paris"
 WHOLE = LabelledText(TEXT, None, (Entity("PER", 0, 4), Entity("CITY", 13, 18)))
