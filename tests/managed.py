@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from hplm_builder.jobs.job_progress import LeaseTimes
-from hplm_builder.jobs.worker import Worker
+from hplm_builder.jobs.handlers import load_handlers
 from hplm_client import Client
 
 from hplm.core.text import TextOrPair
 from hplm.engine import reference
 from hplm.errors import UnknownTenantError
+from hplm.jobs.lease import JobTimings
+from hplm.jobs.worker_loop import Worker
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.registry import Registry
@@ -79,11 +80,11 @@ def at_work(
     name: str = "w",
     *,
     device: str = "cpu",
-    times: LeaseTimes | None = None,
+    timings: JobTimings | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Iterator[None]:
     """A worker in a thread; at the end it is told to stop, and has."""
-    worker = Worker(store, name, device=device, times=times, clock=clock)
+    worker = Worker(store, name, load_handlers, device=device, timings=timings, clock=clock)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

@@ -176,9 +176,20 @@ def make_tenant(store: Store, base: bases.Base, name: str, seed: int, like: str 
 
 
 def publish(store: Store, base: bases.Base, domain: str, made: Tenant) -> TenantVersion:
-    """The next version of a tenant, whatever is current."""
-    found = register.published(store, made.card.name)
-    return register.publish_tenant(store, base, domain, made, expected=found.current.number if found else None)
+    """Publish a tenant's next version without training, as its job would."""
+    name = made.card.name
+    with closing(register.open_registry(store)) as registry:
+        current = registry.find_tenant(name)
+        version = register.register_root(registry, store, base, domain)
+        number = registry.next_number(name, lambda n: store.tenant_version(name, n))
+        folder = store.tenant_version(name, number)
+        tenants.save(folder, made)
+        return registry.publish_tenant(
+            *(name, version.id, store.relative(folder), time.time()),
+            about=register.registered_about(made.card),
+            number=number,
+            expected=current.current.number if current else None,
+        )
 
 
 def folder_of(store: Store, name: str) -> Path:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hplm.core import wire
 from hplm.core.settings import ManagerSettings, load_settings
-from hplm.manage.job_counts import JobCounts
+from hplm.jobs.job_counts import JobCounts
 from hplm.manage.service import ManageService
 from hplm.runtime.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
@@ -25,7 +25,7 @@ class TritonPythonModel:
         self._service = ManageService(store, settings, is_told_to_stop=partial(is_told_to_stop, os.getppid()))
         self._jobs, gauges = None, {}
         if translate.is_decoupled(args):
-            stage, name, events = WatchStage(self._service.handle), "watch", "Watches of jobs by outcome, events"
+            stage, name, events = WatchStage(self._service.job_state), "watch", "Watches of jobs by outcome, events"
             stage.start()
         else:
             stage, name, events = ManageStage(self._service.handle), "manager", "Manage requests by outcome"

@@ -219,10 +219,8 @@ def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[di
     with Client(url, headers=headers_from_environment()) as client:
         for card in cards:
             try:
-                # Older jobs kept a text of their data in the card. It is a customer's text and must not be printed.
-                example = card.example if "job" not in card.about else ""
-                pair = (card.example_pair if example else "") or ANY_TEXT
-                answers.append(client.predict(card.name, example or ANY_TEXT, pair if card.texts == 2 else None))
+                pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
+                answers.append(client.predict(card.name, card.example or ANY_TEXT, pair))
             except HplmError as error:
                 console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
     shown = ("tenant", "text", "pair", "label", "score")

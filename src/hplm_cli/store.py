@@ -1,4 +1,4 @@
-"""`hplm store`: look after the artifacts of a store and the registry that names them."""
+"""`hplm store`: checks, cleans and registers the artifacts of a store."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Check a store, remove what nobody uses, register what lies in it.",
+    help="Check a store, remove files that are no longer used, register the artifacts in it.",
     epilog="Example: hplm store verify --store build/demo/store",
 )
 
-GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone what changed in the last so many seconds.")]
+GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone files that changed in the last so many seconds.")]
 
 
 @app.command()
 def verify(
     store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "", grace_s: GraceOption = garbage_collection.GRACE_S
 ) -> None:
-    """Hold the registry against the files, checksums included; status 1 where something is wrong. Changes nothing.
+    """Check the files that the registry names, checksums included; status 1 if there is a problem. Changes nothing.
 
     Example: hplm store verify
     """
@@ -41,11 +41,11 @@ def verify(
         console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
     for problem in verdict.loose:
         console.print(f"{problem.where}: {problem.what}", markup=False)
-    console.print(f"{len(verdict.problems)} problems, {len(verdict.loose)} files that nobody uses")
+    console.print(f"{len(verdict.problems)} problems, {len(verdict.loose)} unused files")
     if any(problem.where != "registry" for problem in verdict.problems):
         console.print(
             "What to do: a published folder never changes, so put it back from a backup. Without one, `hplm tenant rollback` "
-            "where a tenant has an older version, or delete it and create it again; the rest is built again."
+            "for a tenant that has an older version, or delete the tenant and create it again. Build other artifacts again."
         )
     if verdict.problems:
         raise typer.Exit(1)
@@ -60,9 +60,9 @@ def gc(
         float, typer.Option(min=0, help="Remove uploads this many seconds old that no job waits for.")
     ] = garbage_collection.UPLOAD_S,
 ) -> None:
-    """Remove retired versions, what killed processes left, and uploads that nobody used. Safe while serving.
+    """Remove retired versions, leftovers of killed processes, and expired uploads. Safe while serving.
 
-    Status 1 where something could not be removed.
+    Status 1 if a file could not be removed.
 
     Example: hplm store gc --grace-s 600
     """
@@ -72,8 +72,8 @@ def gc(
     console = _console()
     for path in removed.retired:
         console.print(f"{path}: retired", markup=False)
-    for found in (*removed.leftovers, *removed.strays):
-        console.print(f"{found.path}: left over", markup=False)
+    for entry in (*removed.leftovers, *removed.strays):
+        console.print(f"{entry.path}: left over", markup=False)
     for upload in removed.uploads:
         console.print(f"uploads/{upload}: not used in time", markup=False)
     for problem in removed.stuck:
@@ -88,15 +88,15 @@ def adopt(
     store: StoreOption = DEFAULT_STORE,
     registry: RegistryOption = "",
     domain: Annotated[
-        str, typer.Option(help="Root domain (PLOT) of what names none; default: the only one, or `general`.")
+        str, typer.Option(help="Root domain (PLOT) of artifacts that name none; default: the only root, or `general`.")
     ] = "",
 ) -> None:
-    """Register artifacts under names that the registry does not know: after its loss, or from before it.
+    """Register artifacts under names that the registry does not know, for instance after the registry was lost.
 
-    Every tenant and domain is at its newest version then. Example: hplm store adopt
+    Each of these tenants and domains is then at its newest version. Example: hplm store adopt
     """
     place = Store(store, registry)
-    place.bases()  # refuses what is no store before a registry is made in it
+    place.bases()  # raises if the folder is no store, before a registry is made in it
     with closing(Registry.open(place, create=True)) as opened:
         plan = garbage_collection.adopt(place, opened, time.time(), root=domain)
     console = _console()
@@ -109,7 +109,7 @@ def adopt(
 
 @app.command()
 def show(store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "") -> None:
-    """What the registry holds: bases, their domains, how many tenants each has, jobs.
+    """Show what the registry holds: bases, their domains with the number of tenants, and jobs.
 
     Example: hplm store show
     """
@@ -117,10 +117,9 @@ def show(store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "") -> N
     with closing(Registry.open_read_only(place)) as opened:
         users = opened.tenants_by_domain()
         table = Table("base", "domain", "parent", "version", "tenants", title=f"{opened.tenant_count():,} tenants")
-        for one in opened.domains():
-            table.add_row(
-                one.base, one.name, one.parent or "", str(one.current), f"{users.get((one.base, one.name), 0):,}"
-            )
+        for domain in opened.domains():
+            count = users.get((domain.base, domain.name), 0)
+            table.add_row(domain.base, domain.name, domain.parent or "", str(domain.current), f"{count:,}")
         jobs = Counter(job.state for job in opened.jobs(limit=1000))
         console = _console()
         console.print(table)

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-import uuid
 from typing import Annotated, Literal
 
 import typer
@@ -18,22 +17,24 @@ from hplm.runtime.process import end_with_parent, give_way_for_memory
 from hplm.store.layout import Store
 from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
-# A step that hears nothing for this long is given up.
+# A step that does not notice the end within this time is abandoned.
 STOP_S = 5.0
 
 
 def worker(
     store: StoreOption = DEFAULT_STORE,
     registry: RegistryOption = "",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; serving wants the others.")] = 1,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where domains are pretrained.")] = "cpu",
-    once: Annotated[bool, typer.Option("--once", help="End when there is no job that it can take.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; serving needs the others.")] = 1,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Device on which domains are pretrained.")
+    ] = "cpu",
+    once: Annotated[bool, typer.Option("--once", help="End when there is no job that can start.")] = False,
     parent: Annotated[int, typer.Option(hidden=True, help="End when this process does.")] = 0,
 ) -> None:
-    """Do the jobs that manage requests queue: fine-tune tenants, pretrain domains, remove what nobody uses any more.
+    """Do the jobs that manage requests queue: fine-tune tenants, pretrain domains, remove files that are no longer used.
 
-    Runs at the lowest priority, and is the first to go where memory runs out. `hplm serve` starts one; on other
-    machines that share the store and the registry more can run. SIGTERM gives the job back to the queue.
+    Runs at the lowest priority, and is killed first if memory runs out. `hplm serve` starts a worker process; more can
+    run on machines that share the store and the registry. SIGTERM gives the job back to the queue.
 
     Examples:
 
@@ -47,32 +48,35 @@ def worker(
         end_with_parent(parent)
     os.nice(19)
     give_way_for_memory()
-    # Before anything that starts threads of its own.
+    # Set before any library starts threads.
     os.environ |= {"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)}
-    # In UTC, as Triton's log has it.
+    # In UTC, like Triton's log.
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(level=logging.INFO, format="%(asctime)sZ %(levelname)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    from hplm_builder.jobs.worker import Worker
+    from hplm_builder.jobs.handlers import load_handlers
 
-    name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    found = Worker(Store(store.resolve(), registry), name, device=device)
+    from hplm.jobs.local import worker_name
+    from hplm.jobs.worker_loop import Worker
 
-    told, tells = socket.socketpair()
-    tells.setblocking(False)
-    signal.set_wakeup_fd(tells.fileno())
+    name = worker_name()
+    loop = Worker(Store(store.resolve(), registry), name, load_handlers, device=device)
+
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
+    signal.set_wakeup_fd(sender.fileno())
 
     def wait_for_the_end() -> None:
-        # In a thread of its own: a handler would wait for the end of whatever the job is computing, and for its locks.
-        told.recv(1)
-        found.stop.set()
-        # Whatever giving back may hang in.
-        last = threading.Timer(2 * STOP_S, os._exit, (143,))
-        last.daemon = True
-        last.start()
+        # In a thread: a signal handler would wait for the end of the job's computation and for its locks.
+        receiver.recv(1)
+        loop.stop.set()
+        # The process ends even if giving the job back hangs.
+        timer = threading.Timer(2 * STOP_S, os._exit, (143,))
+        timer.daemon = True
+        timer.start()
         time.sleep(STOP_S)
         try:
-            found.give_back()
+            loop.give_back()
         finally:
             os._exit(143)
 
@@ -80,4 +84,4 @@ def worker(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     logging.info("worker %s takes jobs of %s", name, store)
-    found.run(until_idle=once)
+    loop.run(until_idle=once)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from hplm.core.columns import Columns
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
-from hplm.reporting.progress import bar_report, progress_bars
+from hplm.reporting.progress import progress_bars
 from hplm.reporting.terminal_text import say
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named, task_names
@@ -34,11 +34,10 @@ from hplm_builder.convert.base import (
     origin_of,
     ship,
 )
-from hplm_builder.convert.checkpoint import work_place
 from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.training import ConvertSettings
 from hplm_builder.data.labelled_files import read_data
-from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
+from hplm_builder.domains.domain_build import DomainSettings
 from hplm_builder.export.model_folders import (
     KEEPABLE_SETTINGS,
     check_adapter_width,
@@ -46,13 +45,13 @@ from hplm_builder.export.model_folders import (
     has_manager,
     write_backends,
 )
-from hplm_builder.export.register import check_parent, lineage_of, parent_of, publish_domain, published
+from hplm_builder.export.register import published
 from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_repository
 from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
+from hplm_builder.jobs.local_builds import build_domain, build_tenant
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tenants.finetune import TrainSettings
-from hplm_builder.tenants.tenant_build import build_tenant
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -204,8 +203,9 @@ def domain(
     name: Annotated[str, typer.Argument(help="Name of the domain.")],
     corpus: Annotated[Path, typer.Option(help="Text in UTF-8 or .jsonl with a `text` each, or .gz of it.")],
     parent: Annotated[
-        str, typer.Option(help=f"Domain to branch from; default: where it stands already, else {PLOT}.")
-    ] = "",
+        str | None,
+        typer.Option(help="Domain to branch from.", show_default=f"the one that it stands on; of a new domain {PLOT}"),
+    ] = None,
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
     tokens: Annotated[
@@ -227,15 +227,13 @@ def domain(
 ) -> None:
     """Pretrain the lower layers further on a domain's text and publish the domain's next version, a table over its parent's.
 
-    Interrupted, it goes on where it was. Examples:
+    This is a job that the command runs itself: `hplm job list` shows it, and no worker process takes it. An interrupted
+    build continues where it was. Examples:
 
       hplm build domain medical --corpus notes.txt --dry-run
 
       hplm build domain cardiology --parent medical --corpus letters.jsonl.gz --tokens 5000000
     """
-    target = Store.at(store)
-    known = parent_of(target, base, name)
-    parent = parent or known or PLOT
     settings = DomainSettings(
         total_tokens=tokens,
         warmup_tokens=warmup_tokens,
@@ -244,27 +242,17 @@ def domain(
         min_corpus_tokens=least,
         seed=seed,
     )
-    work = work_place(target, f"domain-{base}-{name}")
+    end_as_by_ctrl_c()
     with progress_bars() as progress:
-        report = bar_report(progress, name, of_all=True)
+        about = build_domain(
+            Store.at(store), base, parent, name, corpus, settings, progress, device=device, dry_run=dry_run
+        )
+    print(json.dumps(about, indent=2))
 
-        def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
-            given = target, base, lineage, folder, corpus, settings, report
-            before = None if lineage[0] == above else lineage[0]
-            return build_domain(*given, below=above, before=before, work=work, device=device)
 
-        if dry_run:
-            check_parent(name, known, parent)
-            lineage = lineage_of(target, bases.load(target.base(base)), name if known else parent)
-            found = estimate_domain(
-                *(target, base, lineage, corpus, settings, report),
-                before=lineage[0] if known else None,
-                device=device,
-            )
-        else:
-            found = publish_domain(target, bases.load(target.base(base)), parent, name, build).about
-            shutil.rmtree(work, ignore_errors=True)
-    print(json.dumps(found, indent=2))
+def end_as_by_ctrl_c() -> None:
+    """Let SIGTERM end this command as Ctrl-C does, so that its job is cancelled at once."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _task(name: str) -> str:
@@ -289,7 +277,13 @@ def tenant(
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     base: BaseOption = DEFAULT_BASE,
-    plot: PlotOption = PLOT,
+    plot: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the PLOT, or of a domain below it.",
+            show_default=f"the domain that the tenant stands on; of a new tenant {PLOT}",
+        ),
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(metavar="|".join(task_names()), parser=_task, help="Default: what the labels look like."),
@@ -333,7 +327,7 @@ def tenant(
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
     text_pair, or tokens and IOB tags. docs/data.md has all of it.
 
-    Examples:
+    This is a job that the command runs itself: `hplm job list` shows it, and no worker process takes it. Examples:
 
       hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
 
@@ -355,6 +349,7 @@ def tenant(
     factor = reduction_factor or task_named(data.task).reduction_factor(EncodeSettings.reduction_factor)
     settings = replace(settings, reduction_factor=factor)
     is_new = published(Store.at(store), name) is None
+    end_as_by_ctrl_c()
     with progress_bars() as progress:
         card = build_tenant(
             Store.at(store), base, plot, name, data, settings, progress, miss=miss, keep_width=reduction_factor is None

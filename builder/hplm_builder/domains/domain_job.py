@@ -1,24 +1,29 @@
-"""The jobs that create and update domains."""
+"""The handlers of jobs that create and update domains."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hplm.errors import AlreadyThereError, UnknownDomainError
+from hplm.jobs.context import JobContext, publish, version_of_job
 from hplm.manage.job_inputs import locate
+from hplm.manage.uploads import Uploads
 from hplm.registry.records import DomainVersion, Job
 from hplm.registry.registry import Registry
 from hplm.runtime.crash_points import crash_point
 from hplm_builder.data.corpus_file import MOST_BYTES
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
-from hplm_builder.jobs.job_context import Bench, made_by, publish
 
 
-def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
-    """Create or update a domain. An update goes on from the layers of the version before, and keeps its n-grams."""
-    request, registry = job.request, bench.registry
+def make_domain(job: Job, context: JobContext, corpus: Path | None = None) -> dict[str, Any]:
+    """Create or update a domain, from `corpus` or else from the file of the request.
+
+    An update continues from the layers of the previous version, and keeps its n-grams.
+    """
+    request, registry = job.request, context.registry
     base, name = request["base"], request["domain"]
-    if (made := made_by(job, _versions(registry, base, name))) is not None:
+    if (made := version_of_job(job, _versions(registry, base, name))) is not None:
         return _result(made)
     current = registry.current_domain(base, name) if job.kind == "domain.update" else None
     if current is None and registry.find_domain(base, name) is not None:
@@ -26,60 +31,64 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
             f"domain {name!r} exists already: domain.update (`hplm domain update`) makes its next version"
         )
     parent = registry.current_domain(base, request["parent"])
-    corpus = locate(request["corpus"], bench.uploads)
-    number = registry.next_domain_number(base, name, lambda n: bench.store.domain(base, name, n))
-    folder = bench.store.domain(base, name, number)
+    corpus = corpus or _corpus(request, context)
+    number = registry.next_domain_number(base, name, lambda n: context.store.domain(base, name, n))
+    folder = context.store.domain(base, name, number)
     about = build_domain(
-        bench.store,
+        context.store,
         base,
         _paths(registry, current or parent),
         folder,
         corpus,
         _settings(request),
-        bench.report,
+        context.lease.report,
         below=parent.path,
         before=current.path if current else None,
-        work=bench.store.scratch(job.id),
+        work=context.scratch,
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
-        device=bench.device,
+        device=context.device,
     )
     crash_point("job.trained")
     made = publish(
-        bench,
+        context,
         folder,
         lambda path: registry.publish_domain(
             base,
             name,
             path,
-            bench.clock(),
+            context.clock(),
             parent_id=parent.id,
             about={**about, "job": job.id},
             expected=current.number if current else None,
             number=number,
         ),
-        lambda: made_by(job, _versions(registry, base, name)),
+        lambda: version_of_job(job, _versions(registry, base, name)),
         job=job,
     )
     return _result(made)
 
 
-def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
-    """What `make_domain` would cost; the corpus is checked as it would be."""
-    request, registry = job.request, bench.registry
+def plan_domain(job: Job, context: JobContext, corpus: Path | None = None) -> dict[str, Any]:
+    """Return what `make_domain` would cost. The corpus is checked in the same way."""
+    request, registry = job.request, context.registry
     is_update = job.kind == "domain.update"
     start = registry.current_domain(request["base"], request["domain"] if is_update else request["parent"])
-    corpus = locate(request["corpus"], bench.uploads)
+    corpus = corpus or _corpus(request, context)
     return estimate_domain(
-        bench.store,
+        context.store,
         request["base"],
         _paths(registry, start),
         corpus,
         _settings(request),
-        bench.report,
+        context.lease.report,
         before=start.path if is_update else None,
         most_corpus_bytes=request.get("most_corpus_bytes", MOST_BYTES),
-        device=bench.device,
+        device=context.device,
     )
+
+
+def _corpus(request: dict[str, Any], context: JobContext) -> Path:
+    return locate(request["corpus"], Uploads(context.store, context.registry))
 
 
 def _versions(registry: Registry, base: str, name: str) -> list[DomainVersion]:

@@ -28,9 +28,9 @@ from hplm_builder.data.splits import split_of
 from hplm_builder.data.text_sources import SOURCES
 from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, export, has_manager
 from hplm_builder.export.register import published
+from hplm_builder.jobs.local_builds import build_tenant
 from hplm_builder.tables.plot_tables import build_plot, has_plot
 from hplm_builder.tenants.finetune import TrainSettings
-from hplm_builder.tenants.tenant_build import build_tenant
 
 DEMO_FOLDER = Path("build/demo")
 PLOT = "general"
@@ -96,7 +96,7 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
 TENANTS = (
     DemoTenant("icd10", _icd, 6_000, 4, "Displaced fracture of shaft of left femur"),
     DemoTenant("films", _films, 1_000, 2, "A moving, beautifully acted film that I would see again."),
-    DemoTenant("spam", _spam, 4_000, 3, "WINNER!! Claim your free prize now, call 09061701461"),
+    DemoTenant("spam", _spam, 4_000, 3, "WINNER!! TenantFiles your free prize now, call 09061701461"),
     DemoTenant("phenotypes", _phenotypes, 3_500, 4, "An abnormally small kidney."),
 )
 

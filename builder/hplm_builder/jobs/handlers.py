@@ -1,31 +1,43 @@
-"""What a worker does for each kind of job: read its files, train, put the artifact in place, publish it in one transaction.
+"""The handlers of the builder's jobs: tenants and domains, created or updated.
 
-A job that was killed begins again. What it had published already is found by its id and not made twice; what it left
-without publishing is under a number that is never given again, and is collected.
+A job that was killed begins again. The version that it has published already is found by the job's id and not made
+twice. A version that it did not publish has a number that is never used again, and garbage collection removes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from hplm.errors import StoreUnavailableError
+from hplm.jobs.context import JobContext
+from hplm.jobs.handlers import DeviceLost, JobHandler, JobHandlers, Work
 from hplm.registry.records import Job
-from hplm_builder.domains.domain_job import make_domain, plan_domain
-from hplm_builder.jobs.job_context import Bench, without_paths
-from hplm_builder.tenants.tenant_job import make_tenant, plan_tenant
-
-Step = Callable[[Job, Bench], dict[str, Any]]
-# Kind of job -> doing it, and saying what it would cost.
-STEPS: dict[str, tuple[Step, Step]] = {
-    "tenant.create": (make_tenant, plan_tenant),
-    "tenant.update": (make_tenant, plan_tenant),
-    "domain.create": (make_domain, plan_domain),
-    "domain.update": (make_domain, plan_domain),
-}
 
 
-def run_job(job: Job, bench: Bench) -> dict[str, Any]:
-    """Do a job; returns its result. Raises HplmError where it cannot be done, and what `bench.report` raises."""
-    make, plan = STEPS[job.kind]
-    with without_paths(bench.store, "a file of the base or of a domain cannot be used"):
-        return {"plan": plan(job, bench)} if job.request["dry_run"] else make(job, bench)
+def load_handlers() -> JobHandlers:
+    """Import the handlers, and torch with them; return them by kind of job."""
+    from hplm_builder.domains.domain_job import make_domain, plan_domain
+    from hplm_builder.tenants.tenant_job import make_tenant, plan_tenant
+
+    tenant = JobHandler(_with_device_errors(make_tenant), _with_device_errors(plan_tenant))
+    domain = JobHandler(_with_device_errors(make_domain), _with_device_errors(plan_domain))
+    return {"tenant.create": tenant, "tenant.update": tenant, "domain.create": domain, "domain.update": domain}
+
+
+def _with_device_errors(work: Work) -> Work:
+    """Return `work` with torch's errors of the device as errors that a worker process understands."""
+    import torch
+
+    from hplm.models.device import is_device_lost
+
+    def run(job: Job, context: JobContext) -> dict[str, Any]:
+        try:
+            return work(job, context)
+        except torch.OutOfMemoryError as error:
+            raise StoreUnavailableError("the device has no memory left for this job") from error
+        except RuntimeError as error:
+            if is_device_lost(error):
+                raise DeviceLost("the device fails every later call of this process") from error
+            raise
+
+    return run

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from hplm.adapters import tenant as tenants
@@ -20,19 +18,15 @@ from hplm.adapters.bank_file import BankFile
 from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.names import check_name
-from hplm.core.settings import Miss
 from hplm.core.text import EncodedText
-from hplm.engine.open_domain import OpenDomain, open_lookup
-from hplm.errors import ArtifactError, DataError
-from hplm.models import base as bases
+from hplm.engine.open_domain import OpenDomain
 from hplm.models.base import Base
 from hplm.registry.records import TenantVersion
-from hplm.reporting.progress import Report, bar_report, silent
+from hplm.reporting.progress import Report, silent
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.export.register import check_base, name_root, open_registry, parent_of, publish_tenant, published
 from hplm_builder.tenants.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.tenants.finetune import TRAINING_COST, TaskHead, Trainer, TrainSettings, fine_tune
 from hplm_builder.tenants.prepared import (
@@ -178,52 +172,6 @@ def load_card(store: Store, version: TenantVersion, base: Base) -> TenantCard:
     if is_banked(store, folder):
         return BankFile(folder, base.fingerprint).card(version.tenant)
     return tenants.load_card(folder)
-
-
-def build_tenant(
-    store: Store,
-    base_name: str,
-    plot_name: str,
-    name: str,
-    data: LabelledData,
-    settings: TrainSettings,
-    progress: Progress,
-    *,
-    example: str = "",
-    miss: Miss = "compute",
-    keep_width: bool = False,
-) -> TenantCard:
-    """Fine-tune a tenant over the base's root domain and publish its next version; its card carries the scores.
-
-    `miss` as it will be served. With `keep_width` the adapter is as wide as that of the version there is, if that can be read.
-    Raises DataError where the version there is has other labels or stands on another base, MissingRegistryError where the
-    store has tenants and no registry, ConflictError where another is published while this one is trained.
-    """
-    check_name(name)
-    base = bases.load(store.base(base_name))
-    before = published(store, name)
-    check_base(before, base)
-    if before is not None and parent_of(store, before.base, before.domain) is not None:
-        raise DataError(
-            f"tenant {name!r} stands on domain {before.domain!r}: `hplm tenant update` goes on there; a build is over a root"
-        )
-    if before is not None:
-        # One whose files are damaged or gone is made again.
-        with suppress(ArtifactError):
-            card = load_card(store, before.current, base)
-            if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
-                raise DataError(f"tenant {name!r} exists with other labels, or another kind of task: delete it first")
-            if keep_width:
-                reduced = load_version(store, before.current, base).packed.reduced_size
-                settings = replace(settings, reduction_factor=base.config.hidden_size // reduced)
-    lookup = open_lookup(store, base, plot_name, miss=miss)
-    # Now, for what keeps it from being published is to be known before an hour of training.
-    name_root(store, base, plot_name)
-    with closing(open_registry(store)) as registry:
-        registry.check_next_number(name, lambda number: store.tenant_version(name, number))
-    made = train_tenant(base, lookup, name, data, settings, bar_report(progress, name), example=example)
-    publish_tenant(store, base, plot_name, made, expected=before.current.number if before else None)
-    return made.card
 
 
 def estimate_fine_tune(

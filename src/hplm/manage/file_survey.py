@@ -1,6 +1,6 @@
-"""A first look at a file before a job takes it: is it text, of lines that fit in memory, of a form that we read.
+"""A first check of a file before a job is queued: it must be text in a form that we read, with lines that fit in memory.
 
-One pass, one block at a time; what the lines say is for the job to judge.
+The check reads the file once, block by block. The job itself checks the contents of the lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import BinaryIO
 from hplm.core.text_lines import MOST_LINE_BYTES, DecodedFile
 from hplm.errors import DataError, check_ending, unreadable
 
-# A packed file of a few KB may hold more than the disk: only a corpus may be one, and is unpacked up to a bound.
+# A packed file of a few KB may unpack to more than the disk holds. Only a corpus may be packed; it is unpacked up to a bound.
 GZIP = b"\x1f\x8b"
 PACKED = {
     b"PK\x03\x04": "zip",
@@ -21,23 +21,23 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"7z\xbc\xaf": "7z",
 }
-MOST_GZIP_RATIO = 1032  # of deflate: what is packed cannot be longer
+MOST_GZIP_RATIO = 1032  # deflate packs at most this many bytes into one
 
 
 def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> int:
-    """How many bytes of text a file holds; of a packed one at most. Raises DataError where it cannot be used."""
+    """Return the bytes of text in a file, or the most that a packed file can hold. Raises DataError for an unusable file."""
     name = path.name
     check_ending(name, endings)
     try:
-        found = path.stat().st_size
-        if found > most_bytes:
-            raise DataError(f"{name} has {found:,} bytes, at most {most_bytes:,} are accepted")
+        size_bytes = path.stat().st_size
+        if size_bytes > most_bytes:
+            raise DataError(f"{name} has {size_bytes:,} bytes, at most {most_bytes:,} are accepted")
         with path.open("rb") as file:
             start = file.read(8)
             if name.lower().endswith(".gz"):
                 if not start.startswith(GZIP):
                     raise DataError(f"{name} is no gzip file")
-                return found * MOST_GZIP_RATIO
+                return size_bytes * MOST_GZIP_RATIO
             for magic, kind in PACKED.items():
                 if start.startswith(magic):
                     raise DataError(f"{name} is packed ({kind}): send the text itself")
@@ -54,10 +54,10 @@ def _look(file: BinaryIO, name: str) -> int:
 
 def _look_at(text: DecodedFile, name: str) -> int:
     newline = text.form.newline
-    # A JSON list may be on one line: there the job bounds each of its objects.
+    # A JSON list may stand on one line; the job then checks the size of each object.
     is_bounded = not (text.form.is_list and name.lower().endswith(".jsonl"))
     seen = lines = open_line = 0
-    # No character has more than four bytes, so a block has at most as many as a line.
+    # A character has at most four bytes, so a block has at most as many bytes as a line may have.
     while block := text.read(MOST_LINE_BYTES // 4):
         if (zero := block.find("\0")) >= 0:
             bad_line = lines + block.count(newline, 0, zero) + 1
@@ -69,7 +69,7 @@ def _look_at(text: DecodedFile, name: str) -> int:
         except UnicodeEncodeError as error:
             bad_line = lines + block.count(newline, 0, error.start) + 1
             raise DataError(f"{name}, line {bad_line} is not {text.form.encoding}: save the file as UTF-8") from None
-        # A line inside a block is no longer than the block, so only those that cross a border need a look.
+        # A line inside a block is no longer than the block, so only lines that cross a border are checked.
         end = newline.encode()
         first, last = raw.find(end), raw.rfind(end)
         open_line += len(raw) if first < 0 else first

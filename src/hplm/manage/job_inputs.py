@@ -1,4 +1,4 @@
-"""The files that a job works on: uploaded ones, or such as lie on the server where its operator allows that."""
+"""The files that a job works on: uploads, or files on the server if its operator allows paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hplm.manage.uploads import Uploads
 
 
 def pinned(source: Source, settings: ManagerSettings) -> dict[str, Any]:
-    """A source as a job keeps it. Raises ForbiddenError where the operator allows no paths."""
+    """Return a source as the job's request holds it. Raises ForbiddenError if the operator allows no paths."""
     if source.upload is not None:
         return {"upload": source.upload}
     if not settings.allow_paths:
@@ -23,7 +23,7 @@ def pinned(source: Source, settings: ManagerSettings) -> dict[str, Any]:
 
 
 def locate(source: dict[str, Any], uploads: Uploads) -> Path:
-    """The file of a pinned source; asked again when the job runs, for links may have changed.
+    """Return the file of a pinned source. The job calls this again when it runs, because links may have changed.
 
     Raises ForbiddenError, UnknownUploadError or UploadError.
     """
@@ -31,11 +31,11 @@ def locate(source: dict[str, Any], uploads: Uploads) -> Path:
 
 
 def inside(root: Path, named: str) -> Path:
-    """A regular file below `root`, wherever links lead. Raises ForbiddenError, which tells nothing about what is outside."""
+    """Return a regular file below `root` after following links. Raises ForbiddenError, which reveals nothing outside."""
     try:
-        found = (root / named).resolve(strict=True)
-        if found.is_relative_to(root.resolve(strict=True)) and found.is_file():
-            return found
+        path = (root / named).resolve(strict=True)
+        if path.is_relative_to(root.resolve(strict=True)) and path.is_file():
+            return path
     except (OSError, RuntimeError, ValueError):
-        pass  # missing, unreadable, a loop of links, a zero byte: all the same to who asks
+        pass  # missing, unreadable, a loop of links, a zero byte: the client learns only that the file cannot be used
     raise ForbiddenError(f"{named!r} is no file below the server's folder for files")

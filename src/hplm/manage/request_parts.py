@@ -1,6 +1,6 @@
-"""What manage requests are made of: sources of files, settings of trainings, checks of names and numbers.
+"""The parts of manage requests: sources of files, settings of trainings, checks of names and numbers.
 
-Checks raise ConfigError, which `hplm.core.settings.parse` completes with where the value stood.
+Checks raise ConfigError, to which `hplm.core.settings.parse_settings` adds the place of the value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 @dataclass(frozen=True)
 class Source:
-    """A file to work on: an `upload`'s id, or a `path` on the server."""
+    """A file to work on: the id of an `upload`, or a `path` on the server."""
 
     upload: str | None = None
     path: str | None = None
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Labelled files of a tenant, and one of texts without labels. Without `dev`, a part of `train` is split off."""
+    """A tenant's labelled files, and a file of unlabelled texts. Without `dev`, a part of `train` is split off."""
 
     train: Source
     dev: Source | None = None
@@ -42,14 +42,14 @@ class DataFiles:
     unlabelled: Source | None = None
 
     def named(self) -> dict[str, Source]:
-        """The files that there are, by their part."""
+        """Return the given files by part."""
         parts = {"train": self.train, "dev": self.dev, "test": self.test, "unlabelled": self.unlabelled}
         return {part: source for part, source in parts.items() if source is not None}
 
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """How to fine-tune; what is not given is the builder's default."""
+    """Settings of a fine-tuning. A setting that is not given has the builder's default."""
 
     epochs: int | None = None
     learning_rates: tuple[float, ...] | None = None
@@ -69,9 +69,9 @@ class TuneSettings:
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """How to pretrain further; what is not given is the builder's default.
+    """Settings of a domain's pretraining. A setting that is not given has the builder's default.
 
-    `tokens` are how many to train on, after `warmup_tokens` for the head that names masked words alone.
+    `tokens` is the number of tokens to train on, after `warmup_tokens` that train only the head for masked words.
     """
 
     tokens: int | None = None
@@ -89,22 +89,22 @@ class PretrainSettings:
 
 
 def given(settings: TuneSettings | PretrainSettings) -> dict[str, Any]:
-    """The settings that the request named."""
+    """Return the settings that the request names."""
     return {key: value for key, value in dataclasses.asdict(settings).items() if value is not None}
 
 
-def check_id(key: str, found: str) -> None:
-    """Raises ConfigError for what can be no id of a job or upload."""
-    if not _ID.fullmatch(found):
+def check_id(key: str, value: str) -> None:
+    """Raise ConfigError for a value that cannot be the id of a job or upload."""
+    if not _ID.fullmatch(value):
         raise ConfigError(f"{key} must be the id that the server gave")
 
 
 def between(key: str, value: float | None, least: float, most: float) -> None:
-    """Raises ConfigError for a number out of range, also for one that is none."""
+    """Raise ConfigError for a number out of range, and for NaN."""
     if value is not None and not least <= value <= most:
         raise ConfigError(f"{key} must be {_plain(least)} to {_plain(most)}, got {str(value)[:40]}")
 
 
 def _plain(number: float) -> str:
-    """All its digits, without an exponent."""
+    """Return all digits of a number, without an exponent."""
     return f"{number:,}" if isinstance(number, int) else f"{number:.10f}".rstrip("0").rstrip(".")

@@ -21,9 +21,9 @@ from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, TuneS
 from hplm.registry.records import JobState
 from hplm.tasks.task_loader import task_named
 
-MOST_LISTED = 1000
-MOST_INTEGER = 1 << 62
-MOST_VERSION = (1 << 31) - 1  # what PostgreSQL's columns hold
+MOST_LISTED = 1000  # most entries of one listing
+MOST_INTEGER = 1 << 62  # largest size or offset of a file
+MOST_VERSION = (1 << 31) - 1  # the largest number that PostgreSQL's column holds
 _PART_OF_A_NAME = re.compile(r"[a-z0-9_.-]{0,64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -31,15 +31,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class ManageRequest:
-    """Checks whatever names a request holds."""
+    """A manage request. Checks the names and ids that it holds."""
 
     def __post_init__(self) -> None:
         for key in ("base", "domain", "parent", "tenant"):
             if (name := getattr(self, key, None)) is not None:
                 check_name_of(key, name)
         for key in ("job", "upload"):
-            if (found := getattr(self, key, None)) is not None:
-                check_id(key, found)
+            if (value := getattr(self, key, None)) is not None:
+                check_id(key, value)
         for key in ("prefix", "after"):
             if not _PART_OF_A_NAME.fullmatch(getattr(self, key, "")):
                 raise ConfigError(f"{key} must be a part of a name")
@@ -48,9 +48,9 @@ class ManageRequest:
 
 @dataclass(frozen=True)
 class FineTune(ManageRequest):
-    """Fine-tune a new tenant over the current version of a domain; or a tenant's next version, whose labels stay.
+    """A request to train a new tenant over the current version of a domain, or a tenant's next version, whose labels stay.
 
-    `columns` names those of all files. `drop_uploads`: its uploads go however the job ends.
+    `columns` names the columns of all files. `drop_uploads`: the uploads are dropped when the job ends, however it ends.
     """
 
     tenant: str
@@ -76,7 +76,7 @@ class OfTenant(ManageRequest):
 
 @dataclass(frozen=True)
 class RollBackTenant(ManageRequest):
-    """Serve an earlier version again, by default, of the lower numbers that are kept, the one served last."""
+    """A request to serve a kept version again; by default the version with a lower number that was served last."""
 
     tenant: str
     version: int | None = None
@@ -95,7 +95,7 @@ class ListTenants(ManageRequest):
 
 @dataclass(frozen=True)
 class Pretrain(ManageRequest):
-    """Pretrain a new branch further, below `parent` or the root; or a branch's next version, whose parent stays."""
+    """A request to pretrain a new domain below `parent` or the root, or a domain's next version, whose parent stays."""
 
     domain: str
     corpus: Source
@@ -130,7 +130,7 @@ class ListJobs(ManageRequest):
 
 @dataclass(frozen=True)
 class StartUpload(ManageRequest):
-    """`bytes` will come, whose checksum is `sha256`; the ending of `name` says the format."""
+    """Announces a file of `bytes` with the checksum `sha256`. The ending of `name` says the format."""
 
     bytes: int
     sha256: str
@@ -158,7 +158,7 @@ class UploadChunk(ManageRequest):
 
     @property
     def raw(self) -> bytes:
-        """The piece itself. Raises BadManageRequestError."""
+        """Return the bytes of the piece. Raises BadManageRequestError."""
         try:
             return base64.b64decode(self.data, validate=True)
         except (binascii.Error, ValueError) as error:
@@ -177,9 +177,9 @@ class ListUploads(ManageRequest):
 
 
 def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]]) -> tuple[str, ManageRequest]:
-    """Which of the `actions` is asked for in `raw`, and its request.
+    """Return which of the `actions` the JSON in `raw` asks for, and its request.
 
-    Raises BadManageRequestError saying what was expected and what came, or TenantNameError.
+    Raises BadManageRequestError, which says what was expected and what came, or TenantNameError.
     """
     try:
         values = json.loads(raw, object_pairs_hook=_unique, parse_constant=_no_constant)
@@ -197,10 +197,10 @@ def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]]) -> tup
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return values
 
 
 def _no_constant(name: str) -> float:

@@ -1,7 +1,7 @@
-"""Files on their way in: chunks in their order, one checksum over all, a quota, an end to what nobody finishes.
+"""Uploads: chunks in order, one checksum over the file, a quota, and an expiry for unfinished files.
 
-`uploads/<id>/<name>` in the store. How much of it counts is the registry's word: bytes beyond are of a chunk whose
-writing was cut short, and are written again.
+The bytes are in `uploads/<id>/<name>` of the store. The registry says how many of them count. Bytes beyond belong to a
+chunk whose writing was interrupted, and are written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hplm.core.settings import ManagerSettings
 from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
-from hplm.housekeeping.garbage_collection import drop_expired, remove
+from hplm.housekeeping.garbage_collection import drop_expired, drop_uploads, remove_uploads
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.registry.records import Upload
 from hplm.registry.registry import Registry
@@ -23,7 +23,7 @@ from hplm.runtime.crash_points import crash_point
 from hplm.store.artifact import sha256, sync
 from hplm.store.layout import Store
 
-# Files that wait: three of each of MOST_QUEUED jobs, and more. Each is a folder and a row.
+# Most uploads at a time: three for each of MOST_QUEUED jobs, and more. Each upload is a folder and a row.
 MOST_UPLOADS = 40_000
 
 
@@ -34,7 +34,7 @@ class Uploads:
         self._store, self._registry = store, registry
 
     def start(self, request: StartUpload, settings: ManagerSettings, now_s: float) -> Upload:
-        """Make room for a file. Raises UploadError where it is too large, QueueFullError where too much is on its way."""
+        """Begin an upload. Raises UploadError if the file is too large, QueueFullError if too many bytes wait already."""
         self.collect(now_s)
         if request.bytes > (most := min(settings.max_upload_bytes, settings.max_uploads_bytes)):
             raise UploadError(f"{request.name} has {request.bytes:,} bytes, at most {most:,} are accepted")
@@ -43,20 +43,20 @@ class Uploads:
             count, waiting, unsent = self._registry.count_uploads()
             if count >= MOST_UPLOADS:
                 raise QueueFullError(
-                    f"{count:,} files are uploaded and not yet used, or on their way; drop those that no job needs "
+                    f"{count:,} uploads wait or are on their way; drop those that no job needs "
                     "(`hplm upload list`), or try again later"
                 )
             if waiting + request.bytes > settings.max_uploads_bytes:
                 raise QueueFullError(
-                    f"{waiting:,} bytes are uploaded and not yet used, with these it would be more than "
+                    f"uploads of {waiting:,} bytes wait already, with this one it would be more than "
                     f"{settings.max_uploads_bytes:,}; drop those that no job needs (`hplm upload list`), or try "
                     "again later; the server's operator drops all of them with `hplm store gc --upload-s 0`"
                 )
-            # What others have announced and not yet sent has no place on the disk so far.
+            # Bytes that were announced and not sent yet are not on the disk, so they are added.
             needed = request.bytes + unsent
             if (free := shutil.disk_usage(root).free) < needed:
                 raise StoreUnavailableError(
-                    f"the store's disk has {free:,} bytes left, {needed:,} are needed with what others are sending"
+                    f"the store's disk has {free:,} bytes left, {needed:,} are needed with other uploads under way"
                 )
             upload = self._registry.start_upload(request.bytes, request.sha256, now_s)
             folder = self._store.upload(upload.id)
@@ -64,15 +64,16 @@ class Uploads:
                 folder.mkdir()
                 (folder / request.name).touch()
             except OSError:
-                # Nobody would ever fill or drop it.
+                # The client never gets the id, so the upload is dropped here.
                 self.consume([upload.id])
                 raise
         return upload
 
     def receive(self, request: UploadChunk, most_bytes: int) -> int:
-        """Write a chunk; returns how many bytes are there, from where the next one goes on. A repeated one changes nothing.
+        """Write a chunk; return the number of bytes that have arrived, which is the offset of the next chunk.
 
-        Raises UploadError where it leaves a gap or does not fit, UnknownUploadError, StoreUnavailableError.
+        A repeated chunk changes nothing. Raises UploadError if the chunk leaves a gap or does not fit, UnknownUploadError,
+        or StoreUnavailableError.
         """
         raw = request.raw
         if not 0 < len(raw) <= most_bytes:
@@ -82,10 +83,10 @@ class Uploads:
             upload = self._registry.upload(request.upload)
             end = request.offset + len(raw)
             if end > upload.bytes:
-                raise UploadError(f"the chunk ends at byte {end:,}, {upload.bytes:,} bytes were announced")
+                raise UploadError(f"the chunk ends at byte {end:,}, but {upload.bytes:,} bytes were announced")
             if request.offset > upload.received:
                 raise UploadError(
-                    f"the chunk starts at byte {request.offset:,}, but {upload.received:,} bytes are here: go on there"
+                    f"the chunk starts at byte {request.offset:,}, but {upload.received:,} bytes have arrived: go on there"
                 )
             if end <= upload.received:
                 return upload.received
@@ -97,14 +98,14 @@ class Uploads:
             return end
 
     def finish(self, upload_id: str) -> Upload:
-        """Check the whole. What is not what was announced is dropped. Raises UploadError or UnknownUploadError."""
+        """Check the whole file, and drop it if its checksum is wrong. Raises UploadError or UnknownUploadError."""
         upload = self._registry.upload(upload_id)
         with _writing(), _locked(self._folder(upload)):
             upload = self._registry.upload(upload_id)
             if upload.complete:
                 return upload
             if upload.received != upload.bytes:
-                raise UploadError(f"{upload.received:,} of {upload.bytes:,} bytes are here: send the rest first")
+                raise UploadError(f"{upload.received:,} of {upload.bytes:,} bytes have arrived: send the rest first")
             path = self._file(upload)
             sync(path)
             if sha256(path) != upload.sha256:
@@ -113,31 +114,25 @@ class Uploads:
             return self._registry.complete_upload(upload.id)
 
     def path(self, upload_id: str) -> Path:
-        """The file of a finished upload. Raises UnknownUploadError, or UploadError where it is not finished."""
+        """Return the file of a finished upload. Raises UnknownUploadError, or UploadError if it is not finished."""
         upload = self._registry.upload(upload_id)
         if not upload.complete:
             raise UploadError(f"upload {upload_id} is not finished: upload.finish checks it first")
         return self._file(upload)
 
     def name(self, upload: Upload) -> str:
-        """What its owner calls it; empty where its bytes are gone."""
+        """Return the name that the client gave the file; "" if its bytes are gone."""
         with suppress(UnknownUploadError, OSError):
             return self._file(upload).name
         return ""
 
     def consume(self, upload_ids: Collection[str]) -> None:
-        """Drop uploads that have served or never can, but for those that another job waits for."""
-        self._remove(self._registry.drop_uploads(ids=upload_ids))
+        """Drop uploads that were used or can never be used, except those that another job waits for."""
+        drop_uploads(self._store, self._registry, upload_ids)
 
     def collect(self, now_s: float) -> None:
-        """Drop uploads that have expired and that no job waits for."""
-        self._remove(drop_expired(self._registry, now_s))
-
-    def _remove(self, upload_ids: Collection[str]) -> None:
-        # Rows first: bytes that stay, because this is cut short or the disk refuses, have no row, and are collected.
-        for upload_id in upload_ids:
-            with suppress(OSError):
-                remove(self._store, f"uploads/{upload_id}")
+        """Drop expired uploads that no job waits for."""
+        remove_uploads(self._store, drop_expired(self._registry, now_s))
 
     def _folder(self, upload: Upload) -> Path:
         folder = self._store.upload(upload.id)
@@ -146,16 +141,16 @@ class Uploads:
         return folder
 
     def _file(self, upload: Upload) -> Path:
-        """The one file of the folder, called as its owner calls it."""
-        found = list(self._folder(upload).iterdir())
-        if len(found) != 1:
+        """Return the one file of the upload's folder."""
+        files = list(self._folder(upload).iterdir())
+        if len(files) != 1:
             raise UnknownUploadError(f"the bytes of upload {upload.id} are gone: start again")
-        return found[0]
+        return files[0]
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One at a time, in all threads and processes."""
+    """Let one thread of one process at a time work on a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -167,7 +162,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """The disk's refusals as ours."""
+    """Translate the disk's errors into ours."""
     try:
         yield
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""What an answer says of the registry's records: JSON values, without the server's paths."""
+"""The registry's records as JSON values for answers, without the server's paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "a
 
 
 def job(record: Job) -> dict[str, Any]:
-    """All but the worker's name and the pinned inputs."""
+    """Return all of a job except the worker's name and the pinned inputs."""
     times = {key: getattr(record, key) for key in ("created_s", "started_s", "ended_s")}
     shown = {key: getattr(record, key) for key in _JOB_KEYS}
     subject = record.subject.removeprefix(PLAN)
@@ -30,7 +30,7 @@ def tenant(record: TenantRecord) -> dict[str, Any]:
 
 
 def upload(record: Upload, name: str, jobs: list[str]) -> dict[str, Any]:
-    """`jobs` wait for it."""
+    """Return an upload; `jobs` are the ids of the jobs that need it."""
     shown = {key: getattr(record, key) for key in ("id", "bytes", "received", "complete", "created_s")}
     return {**shown, "name": name, "jobs": jobs}
 
@@ -40,6 +40,6 @@ def domain(record: DomainRecord) -> dict[str, Any]:
 
 
 def version(record: TenantVersion | DomainVersion) -> dict[str, Any]:
-    """One line of a history."""
+    """Return one line of a history."""
     scores = {"scores": record.about["scores"]} if "scores" in record.about else {}
     return {"version": record.number, "created_s": record.created_s, **scores}

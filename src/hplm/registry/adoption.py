@@ -1,4 +1,4 @@
-"""The registry's part about files: what it says of them, and taking in those it does not know."""
+"""The part of the registry that lists the files it names, and registers files that it does not know."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sqlalchemy import Connection, insert, select, update
 from hplm.errors import ConflictError
 from hplm.registry.database import RegistryPart, bump
 from hplm.registry.domains import domain_row, insert_domain_version, select_domain_versions
-from hplm.registry.records import UNFINISHED, BaseRecord, Claim, DomainVersion, NewDomain, NewTenant, Snapshot
+from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot, TenantFiles
 from hplm.registry.schema import bases, domain_versions, domains, jobs, state, tenant_versions, tenants, uploads
 from hplm.registry.tenants import serve_newest
 
-CHANGED = "the registry was changed meanwhile: look again"
+CHANGED = "the registry was changed meanwhile: run the command again"
 
 
 class Adoption(RegistryPart):
-    """A look at all that the registry knows of files, and one transaction that adds to it."""
+    """A snapshot of all files that the registry names, and one transaction that adds files."""
 
     def snapshot(self) -> Snapshot:
-        """What the registry says about files now."""
+        """Return what the registry says about files now."""
         v = tenant_versions.c
         with self._database.reading() as connection:
 
@@ -37,7 +37,7 @@ class Adoption(RegistryPart):
                 ),
                 domains=tuple(DomainVersion(*row) for row in connection.execute(kept.order_by(domain_versions.c.id))),
                 tenants=tuple(
-                    Claim(*row)
+                    TenantFiles(*row)
                     for row in connection.execute(select(v.tenant, v.path).where(v.retired_s.is_(None)).order_by(v.id))
                 ),
                 paths=frozenset(
@@ -46,13 +46,13 @@ class Adoption(RegistryPart):
                     for path in column(select(table.c.path).distinct())
                 ),
                 uploads=frozenset(column(select(uploads.c.id))),
-                # Not those that jobs name: a version's number is in here before its folder is made, and what lies in the store
-                # under a name that only a job has is of a registry that went on longer.
-                given={
+                # Names that only a job has are left out. A number is given before its folder is made, so a folder under such
+                # a name comes from a newer registry.
+                last_numbers={
                     **{f"tenant:{row.name}": row.last_number for row in connection.execute(select(tenants))},
                     **{f"domain:{row.base}/{row.name}": row.last_number for row in connection.execute(select(domains))},
                 },
-                busy=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
+                busy_subjects=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
                 unfinished=frozenset(column(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
                 ended=frozenset(column(select(jobs.c.id).where(jobs.c.state.not_in(UNFINISHED)))),
             )
@@ -65,10 +65,10 @@ class Adoption(RegistryPart):
         new_tenants: Sequence[NewTenant],
         now_s: float,
     ) -> None:
-        """Register what lies in the store already, parents before children: all of it or nothing.
+        """Register artifacts that lie in the store already, parents before children: all of them or none.
 
-        The highest number of a tenant or domain becomes current. Raises ConflictError where what the plan was made for, at
-        `generation`, was changed since.
+        The highest number of a tenant or domain becomes current. Raises ConflictError if the registry was changed since
+        `generation`, when the plan was made.
         """
         with self._database.writing() as connection:
             if connection.execute(select(state.c.generation)).scalar_one() != generation:
@@ -79,14 +79,14 @@ class Adoption(RegistryPart):
             d = domain_versions.c
             kept = select(d.path, d.id).where(d.retired_s.is_(None))
             ids: dict[str, int] = {row.path: row.id for row in connection.execute(kept)}
-            for one in new_domains:
-                row = domain_row(connection, one.base, one.name)
-                parent_id = _kept(ids, one.parent) if one.parent else None
-                ids[one.path] = insert_domain_version(
-                    connection, row, one.number, parent_id, one.path, now_s, one.about
+            for new in new_domains:
+                row = domain_row(connection, new.base, new.name)
+                parent_id = _kept_id(ids, new.parent) if new.parent else None
+                ids[new.path] = insert_domain_version(
+                    connection, row, new.number, parent_id, new.path, now_s, new.about
                 )
             newest = select(d.id).where(d.domain_id == domains.c.id, d.number == domains.c.last_number)
-            added = {(one.base, one.name) for one in new_domains}
+            added = {(new.base, new.name) for new in new_domains}
             for base_name, name in added:
                 connection.execute(
                     update(domains)
@@ -96,8 +96,8 @@ class Adoption(RegistryPart):
             _insert_tenants(connection, new_tenants, ids, now_s, generation)
 
 
-def _kept(ids: Mapping[str, int], path: str) -> int:
-    """Raises ConflictError for a domain version that was retired since the plan was made, which is no generation."""
+def _kept_id(ids: Mapping[str, int], path: str) -> int:
+    """Return the id of a kept domain version. Raises ConflictError if it was retired, which changes no generation."""
     if path not in ids:
         raise ConflictError(CHANGED)
     return ids[path]
@@ -107,25 +107,25 @@ def _insert_tenants(
     connection: Connection, new: Sequence[NewTenant], domain_ids: dict[str, int], now_s: float, generation: int
 ) -> None:
     last: dict[str, int] = {}
-    for one in new:
-        last[one.name] = max(one.number, last.get(one.name, 0))
+    for version in new:
+        last[version.name] = max(version.number, last.get(version.name, 0))
     if not last:
         return
-    # A number may have been given to a name since the plan was made, and that is no generation.
+    # Giving a number to a name changes no generation, so it is checked here.
     if not last.keys().isdisjoint(connection.execute(select(tenants.c.name)).scalars()):
         raise ConflictError(CHANGED)
     rows = [{"name": name, "last_number": number, "generation": generation} for name, number in last.items()]
     connection.execute(insert(tenants), rows)
     versions = [
         {
-            "tenant": one.name,
-            "number": one.number,
-            "domain_version_id": _kept(domain_ids, one.domain),
-            "path": one.path,
+            "tenant": version.name,
+            "number": version.number,
+            "domain_version_id": _kept_id(domain_ids, version.domain),
+            "path": version.path,
             "created_s": now_s,
-            "about": one.about,
+            "about": version.about,
         }
-        for one in new
+        for version in new
     ]
     connection.execute(insert(tenant_versions), versions)
     serve_newest(connection, generation)

@@ -1,7 +1,7 @@
-"""The registry's database: connections, transactions and its errors, on SQLite and PostgreSQL alike.
+"""The registry's database: connections, transactions and errors, the same for SQLite and PostgreSQL.
 
-SQLite: WAL, foreign keys, synchronous=FULL, 5 s of patience, each write in one BEGIN IMMEDIATE. PostgreSQL: each write
-locks the one row of `state` first. So on both writes come one after another, and a reader sees one moment.
+SQLite: WAL, foreign keys, synchronous=FULL, lock waits of 5 s, and each write in one BEGIN IMMEDIATE. PostgreSQL: each
+write first locks the one row of `state`. So on both, writes run one after another and a reader sees one moment.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hplm.errors import (
 from hplm.registry import schema
 from hplm.store.layout import Store
 
-BUSY_S = 5.0
-IN_ONE_QUERY = 500  # values: SQLite takes no more than 32,766 in its usual build
-ADOPT = "`hplm store adopt` makes one of the artifacts in the store"
+BUSY_S = 5.0  # longest wait for a lock or a connection
+IN_ONE_QUERY = 500  # values in one query; SQLite takes at most 32,766 in its usual build
+ADOPT = "`hplm store adopt` makes one from the artifacts in the store"
 BEGIN = "hplm_begin"  # the execution option that says how a transaction of SQLite begins
 KINDS = "a registry is sqlite:////path/of/a.file or postgresql+psycopg://user@host:port/database"
-# A network that swallows packets says nothing: without these a question waits for a quarter of an hour.
+# PostgreSQL only. A network that drops packets reports nothing: without these options a query waits for 15 minutes.
 GONE_AFTER = {
     "connect_timeout": int(BUSY_S),
     "tcp_user_timeout": int(2000 * BUSY_S),
@@ -45,7 +45,8 @@ GONE_AFTER = {
     "keepalives_interval": 2,
     "keepalives_count": 3,
 }
-# Whoever is stopped, or loses its machine, within a write would keep all others from writing: for hours, where nobody looks.
+# PostgreSQL ends a write transaction that is idle this long. A process that is stopped, or whose machine is gone, would
+# otherwise block all writers for hours.
 STOPPED_S = 30.0
 POSTGRES = "postgresql+psycopg"
 POSTGRES_OPTIONS = (
@@ -54,16 +55,16 @@ POSTGRES_OPTIONS = (
 
 
 class _Snapshot(sqlite3.Connection):
-    """A connection made while the disk cannot be written: it serves one transaction, for it stays as it was made.
+    """A connection made while the disk cannot be written. It is used for one transaction only.
 
-    A reader's sees no later change, a writer's never writes, also when the disk can be written again.
+    Such a connection never changes: a reader's sees no later change, and a writer's cannot write even when the disk can.
     """
 
 
 class Database:
     """Transactions on the registry's database, from any thread.
 
-    `writer` False: nothing is ever written, on SQLite by opening the file so, on PostgreSQL by the transaction's mode.
+    Without `writer` nothing is ever written: SQLite opens the file read-only, PostgreSQL's transactions are read-only.
     """
 
     def __init__(self, store: Store, *, writer: bool, create: bool = False) -> None:
@@ -87,26 +88,26 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that sees one moment and changes nothing. Raises RegistryError."""
+        """Open a transaction that sees one moment and changes nothing. Raises RegistryError."""
         with self._transaction(False) as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that no other write runs beside; all of it happens, or nothing. Raises RegistryError."""
+        """Open a write transaction: no other runs at the same time, and it happens whole or not. Raises RegistryError."""
         with self._transaction(True) as connection:
             if not self._path:
                 connection.execute(select(schema.state.c.id).with_for_update())
             yield connection
 
     def version(self) -> str | None:
-        """The migration that the tables are at; None where there are no tables."""
+        """Return the version of the tables; None if there are no tables."""
         with self._transaction(False) as connection:
             return _version(connection)
 
     def migrate(self) -> None:
         """Bring the tables to the newest version, in one transaction."""
-        # Only now: Alembic is slow to import, and serving never needs it.
+        # Imported here, because Alembic is slow to import and serving never needs it.
         from hplm.registry.migrations.upgrade import upgrade
 
         with self._locked(), self._transaction(True) as connection:
@@ -116,13 +117,13 @@ class Database:
                 upgrade(connection)
 
     def faults(self) -> list[str]:
-        """What the database itself finds wrong with its file; PostgreSQL looks after its own."""
+        """List the faults that SQLite finds in its file. PostgreSQL checks its own files."""
         if not self._path:
             return []
         with self._transaction(False) as connection:
-            found = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
+            lines = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
             broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-        return [line for line in found if line != "ok"] + [f"{row[0]} row {row[1]} names no {row[2]}" for row in broken]
+        return [line for line in lines if line != "ok"] + [f"{row[0]} row {row[1]} names no {row[2]}" for row in broken]
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[Connection]:
@@ -140,12 +141,12 @@ class Database:
                         yield connection
                         is_committing = write
                 except sql.OperationalError as error:
-                    # The disk may have changed between the look at it and the opening.
+                    # The disk may have become read-only between the check and the opening.
                     is_spent |= "readonly" in str(error.orig)
                     if is_committing and error.connection_invalidated:
                         raise RegistryUnavailableError(
                             f"{self.where} went away before it said that the change was made; "
-                            "it may have been done: look before asking again"
+                            "the change may have been made: check before you ask again"
                         ) from error
                     raise
                 finally:
@@ -153,7 +154,7 @@ class Database:
                         connection.invalidate()
 
     def _look_at_file(self) -> None:
-        """Let go of a file that another one has replaced: the old one would be read, and written, for ever."""
+        """Close connections to a file that another has replaced, because they would use the old file for ever."""
         if not self._path:
             return
         try:
@@ -171,7 +172,7 @@ class Database:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One process at a time makes or migrates a SQLite file: two that switch it to WAL at once can fail."""
+        """Let one process at a time create or migrate a SQLite file: two that switch it to WAL at once can fail."""
         if not self._path:
             yield
             return
@@ -192,7 +193,7 @@ class Database:
                 address + query,
                 uri=True,
                 timeout=BUSY_S,
-                isolation_level=None,  # transactions are begun below, never by the driver
+                isolation_level=None,  # `begin` below starts transactions, not the driver
                 check_same_thread=False,
                 factory=factory,
             )
@@ -211,7 +212,7 @@ class Database:
                 return connection
             except sqlite3.DatabaseError as error:
                 connection.close()
-                # WAL needs files beside it even to read. Where they cannot be made and none are, nobody writes either.
+                # WAL needs files beside the database even to read. If they are missing and cannot be made, no process writes.
                 unwritten = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
                 if not isinstance(error, sqlite3.OperationalError) or not unwritten:
                     raise
@@ -231,7 +232,7 @@ class Database:
             return create_engine(
                 url,
                 json_serializer=_json,
-                pool_pre_ping=True,  # a server that was restarted costs one look, not an error
+                pool_pre_ping=True,  # a restart of the server costs one ping, not an error
                 connect_args={
                     **{key: value for key, value in GONE_AFTER.items() if key not in url.query},
                     "options": " ".join((*url.normalized_query.get("options", ()), POSTGRES_OPTIONS)),
@@ -244,11 +245,11 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """The one place where the database's errors become ours."""
+        """Translate the database's errors into ours, in this one place."""
         try:
             yield
         except sql.IntegrityError as error:
-            # Everything is checked before it is written, so this is our mistake.
+            # All values are checked before they are written, so this is our mistake.
             raise InternalError(f"{self.where}: the registry refused what breaks its rules ({error.orig})") from error
         except sql.DBAPIError as error:
             raise self._typed(error) from error
@@ -257,12 +258,12 @@ class Database:
 
     def _typed(self, error: sql.DBAPIError) -> RegistryError:
         said = " ".join(str(error.orig).split())
-        # 42P01: PostgreSQL's undefined table. SQLite's file without our tables is told by `version`.
+        # 42P01 is PostgreSQL's undefined table. A SQLite file without our tables is reported by `version`.
         if getattr(error.orig, "sqlstate", None) == "42P01":
             return MissingRegistryError(f"{self.where} has no registry's tables; {ADOPT}")
         if "no such column" in said:
             return CorruptRegistryError(
-                f"{self.where} is of another version of hplm ({said}), put there while this process had it open: restart that"
+                f"{self.where} is of another version of hplm ({said}), put there meanwhile: restart this process"
             )
         if any(words in said for words in ("not a database", "malformed", "no such table")):
             return CorruptRegistryError(
@@ -278,14 +279,14 @@ class Database:
 
 
 class RegistryPart:
-    """Some of the registry's methods, over its one database."""
+    """A part of the registry's methods. All parts share one database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
 
 def bump(connection: Connection) -> int:
-    """The next generation, for a change of this transaction that serving, or who adopts what he saw, must hear of."""
+    """Increase the generation and return it, because this transaction makes a change that serving must see."""
     state = schema.state
     connection.execute(update(state).values(generation=state.c.generation + 1))
     return connection.execute(select(state.c.generation)).scalar_one()
@@ -319,5 +320,5 @@ def _postgres_mode(write: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """As JSON that both databases read."""
+    """Return JSON that both databases can read."""
     return json.dumps(finite(value), allow_nan=False)

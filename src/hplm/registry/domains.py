@@ -1,4 +1,4 @@
-"""The registry's part about bases and their trees of domains."""
+"""The part of the registry that holds bases and their trees of domains."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hplm.registry.schema import bases, domain_versions, domains, tenant_version
 from hplm.registry.version_numbers import Folder, check_free
 from hplm.runtime.crash_points import crash_point
 
-NAMED = 20  # of those in the way of a deletion
+NAMED = 20  # most names that an error lists
 
 
 class Domains(RegistryPart):
     """Bases, domains and their versions."""
 
     def publish_base(self, name: str, fingerprint: str, path: str, now_s: float) -> BaseRecord:
-        """Register a base, again and again if need be.
+        """Register a base, or confirm that it is registered.
 
-        Raises ConflictError where it has domains over other weights: those would no longer fit.
+        Raises ConflictError if the base has domains over other weights, which the new weights would not fit.
         """
         with self._database.writing() as connection:
             known = connection.execute(select(bases).where(bases.c.name == name)).first()
@@ -42,14 +42,14 @@ class Domains(RegistryPart):
         return BaseRecord(name, fingerprint, path)
 
     def base(self, name: str) -> BaseRecord:
-        """Raises UnknownDomainError: a base is a tree of domains, and this one is not there."""
+        """Return a base. Raises UnknownDomainError if there is none of this name."""
         with self._database.reading() as connection:
             return _base(connection, name)
 
     def next_domain_number(self, base: str, name: str, folder: Folder | None = None) -> int:
-        """A number for the next version's folder, given once: what a killed build left there is never built into.
+        """Give a number for the next version's folder. A number is given once, so a killed build's folder is never reused.
 
-        Raises ConflictError where that `folder` is there.
+        Raises ConflictError if that `folder` exists.
         """
         with self._database.writing() as connection:
             _base(connection, base)
@@ -70,11 +70,11 @@ class Domains(RegistryPart):
         expected: int | None,
         number: int | None = None,
     ) -> DomainVersion:
-        """A new domain, or the next version of one, and what is current from now on.
+        """Publish a new domain or a domain's next version, which is current from now on.
 
-        `expected` is the current number that the caller started from, None where there must be no such domain; `number` is
-        one that `next_domain_number` gave. Raises ConflictError where either is overtaken or the parent version is gone,
-        UnknownDomainError for an unknown base.
+        `expected` is the current number that the caller started from, None for a new domain. `number` comes from
+        `next_domain_number`. Raises ConflictError if another version was published meanwhile or the parent version is
+        gone, and UnknownDomainError for an unknown base.
         """
         with self._database.writing() as connection:
             _base(connection, base)
@@ -100,20 +100,20 @@ class Domains(RegistryPart):
             return _version(connection, version_id)
 
     def domain(self, base: str, name: str) -> DomainRecord:
-        """Raises UnknownDomainError."""
+        """Return a domain. Raises UnknownDomainError."""
         found = self.find_domain(base, name)
         if found is None:
             raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
         return found
 
     def find_domain(self, base: str, name: str) -> DomainRecord | None:
-        """None where there is no such domain."""
+        """Return a domain, None if there is none of this name."""
         with self._database.reading() as connection:
             row = connection.execute(_records().where(domains.c.base == base, domains.c.name == name)).first()
         return None if row is None else DomainRecord(*row)
 
     def current_domain(self, base: str, name: str) -> DomainVersion:
-        """What is current of a domain. Raises UnknownDomainError."""
+        """Return the current version of a domain. Raises UnknownDomainError."""
         query = select_domain_versions().where(domains.c.base == base, domains.c.name == name)
         with self._database.reading() as connection:
             row = connection.execute(query.where(domains.c.current_id == domain_versions.c.id)).first()
@@ -122,14 +122,14 @@ class Domains(RegistryPart):
         return DomainVersion(*row)
 
     def domains(self, base: str | None = None) -> list[DomainRecord]:
-        """Of one base or all, sorted by base and name."""
+        """List the domains of one base or of all, sorted by base and name."""
         query = _records().order_by(domains.c.base, domains.c.name)
         with self._database.reading() as connection:
             found = connection.execute(query.where(domains.c.base == base) if base is not None else query)
             return [DomainRecord(*row) for row in found]
 
     def domain_versions(self, base: str, name: str) -> list[DomainVersion]:
-        """Those that are kept, oldest first. Raises UnknownDomainError."""
+        """List the kept versions of a domain, oldest first. Raises UnknownDomainError."""
         with self._database.reading() as connection:
             domain_id = _domain_id(connection, base, name)
             query = select_domain_versions().where(
@@ -138,22 +138,21 @@ class Domains(RegistryPart):
             return [DomainVersion(*row) for row in connection.execute(query.order_by(domain_versions.c.number))]
 
     def lineage(self, version_id: int) -> list[DomainVersion]:
-        """The version, its parent and so on to the root: the order of look-up. Raises UnknownVersionError."""
+        """Return the version, its parent and so on to the root, in the order of look-up. Raises UnknownVersionError."""
         with self._database.reading() as connection:
             return _lineage(connection, version_id)
 
     def delete_domain(self, base: str, name: str, now_s: float) -> set[str]:
-        """Retire all its versions, cancel its jobs; returns the uploads that go with those.
+        """Delete a domain: retire its versions and cancel its jobs. Return the uploads to drop with these jobs.
 
-        Older versions of tenants or domains that stood on it can no longer be gone back to. Raises DomainInUseError, which
-        names the tenants and domains whose current version stands on it, and jobs that make such; or UnknownDomainError.
+        Older versions of tenants or domains that stand on it are retired too. Raises UnknownDomainError, or
+        DomainInUseError with the tenants, domains and jobs whose current or next version stands on it.
         """
         with self._database.writing() as connection:
             domain_id = _domain_id(connection, base, name)
             fallen = _standing_on(connection, domain_id)
-            in_the_way = _in_the_way(connection, base, name, domain_id, fallen)
-            if in_the_way:
-                raise DomainInUseError(f"domain {name!r} cannot be deleted: {'; '.join(in_the_way)}")
+            if users := _users(connection, base, name, domain_id, fallen):
+                raise DomainInUseError(f"domain {name!r} cannot be deleted: {'; '.join(users)}")
             for table, column in (
                 (domain_versions, domain_versions.c.id),
                 (tenant_versions, tenant_versions.c.domain_version_id),
@@ -167,7 +166,7 @@ class Domains(RegistryPart):
 
 
 def check_kept(connection: Connection, version_id: int) -> None:
-    """A domain version that something may be built on. Raises UnknownVersionError or ConflictError."""
+    """Check that a domain version is kept. Raises UnknownVersionError or ConflictError."""
     version = _version(connection, version_id)
     retired = select(domain_versions.c.retired_s).where(domain_versions.c.id == version_id)
     if connection.execute(retired).scalar_one() is not None:
@@ -185,7 +184,7 @@ def insert_domain_version(
     now_s: float,
     about: dict[str, Any],
 ) -> int:
-    """A version of the domain in `row` that is current from now on; returns its id."""
+    """Insert a version of the domain in `row` and make it current; return its id."""
     values = {"domain_id": row.id, "number": number, "parent_id": parent_id, "path": path}
     version_id = connection.execute(
         insert(domain_versions).values(**values, created_s=now_s, about=about).returning(domain_versions.c.id)
@@ -206,7 +205,7 @@ def _base(connection: Connection, name: str) -> BaseRecord:
 
 
 def domain_row(connection: Connection, base: str, name: str) -> Row[Any]:
-    """The domain's row, made where there is none."""
+    """Return the domain's row; insert it if there is none."""
     query = select(domains).where(domains.c.base == base, domains.c.name == name)
     row = connection.execute(query).first()
     if row is None:
@@ -229,7 +228,7 @@ def _number_of(connection: Connection, version_id: int | None) -> int | None:
 
 
 def _records() -> Select[Any]:
-    """Rows of DomainRecord, of domains that exist."""
+    """Return the query for rows of DomainRecord, of domains that exist."""
     current, parent, above = domain_versions.alias("current"), domain_versions.alias("parent"), domains.alias("above")
     return (
         select(domains.c.base, domains.c.name, above.c.name, current.c.number)
@@ -240,7 +239,7 @@ def _records() -> Select[Any]:
 
 
 def select_domain_versions() -> Select[Any]:
-    """Rows of DomainVersion."""
+    """Return the query for rows of DomainVersion."""
     v = domain_versions.c
     return select(v.id, domains.c.base, domains.c.name, v.number, v.parent_id, v.path, v.created_s, v.about).join(
         domains, domains.c.id == v.domain_id
@@ -255,10 +254,10 @@ def _version(connection: Connection, version_id: int) -> DomainVersion:
 
 
 def _lineage(connection: Connection, version_id: int) -> list[DomainVersion]:
-    found = [_version(connection, version_id)]
-    while (parent_id := found[-1].parent_id) is not None:
-        found.append(_version(connection, parent_id))
-    return found
+    versions = [_version(connection, version_id)]
+    while (parent_id := versions[-1].parent_id) is not None:
+        versions.append(_version(connection, parent_id))
+    return versions
 
 
 def _check_parent(connection: Connection, base: str, name: str, parent_id: int) -> None:
@@ -271,7 +270,7 @@ def _check_parent(connection: Connection, base: str, name: str, parent_id: int) 
 
 
 def _standing_on(connection: Connection, domain_id: int) -> list[int]:
-    """Ids of the domain's versions and of all kept versions below them."""
+    """Return the ids of the domain's kept versions and of all kept versions below them."""
     query = select(domain_versions.c.id, domain_versions.c.domain_id, domain_versions.c.parent_id)
     found: set[int] = set()
     # A parent has a smaller id than its children, so one pass finds the whole tree.
@@ -281,19 +280,19 @@ def _standing_on(connection: Connection, domain_id: int) -> list[int]:
     return sorted(found)
 
 
-def _in_the_way(connection: Connection, base: str, name: str, domain_id: int, fallen: list[int]) -> list[str]:
-    """What stands on the versions `fallen` of a domain and is in use, or will once its job is done, in words."""
+def _users(connection: Connection, base: str, name: str, domain_id: int, fallen: list[int]) -> list[str]:
+    """List, as phrases, the tenants, domains and jobs that use the versions `fallen` of a domain."""
     children = connection.execute(
         select(domains.c.name).where(domains.c.current_id.in_(fallen), domains.c.id != domain_id).order_by("name")
     ).scalars()
-    users = (
+    standing = (
         select(tenants.c.name)
         .join(tenant_versions, tenant_versions.c.id == tenants.c.current_id)
         .where(tenant_versions.c.domain_version_id.in_(fallen))
         .order_by(tenants.c.name)
     )
     found = {
-        "tenants": list(connection.execute(users).scalars()),
+        "tenants": list(connection.execute(standing).scalars()),
         "domains": list(children),
         "jobs": jobs_on_domain(connection, base, name),
     }

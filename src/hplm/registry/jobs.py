@@ -1,4 +1,4 @@
-"""The registry's part about jobs: a queue that workers take leases from."""
+"""The part of the registry that holds jobs: a queue from which worker processes take leases."""
 
 from __future__ import annotations
 
@@ -14,54 +14,80 @@ from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.registry.database import RegistryPart
 from hplm.registry.records import PLAN, UNFINISHED, Job, JobState
 from hplm.registry.schema import domain_versions, domains, jobs, tenant_versions
-from hplm.registry.uploads import check_there, dropped_with, leave_uploads
+from hplm.registry.uploads import check_uploads, expire_uploads, uploads_to_drop
 
 MOST_ATTEMPTS = 3
-LOST = {"code": WorkerLostError.code, "message": f"the worker was lost {MOST_ATTEMPTS} times while at it; see its log"}
-# Which of the leases that have run out by the clock, each the end of it by job, are taken to have done so.
-Lapsed = Callable[[Mapping[str, float]], Collection[str]]
-# The place in the queue of a dry run, which is short and waited for, is so many before its own: before all that may wait. And
-# no job is overtaken by more dry runs than that, however many come.
+WORKER_LOST = {
+    "code": WorkerLostError.code,
+    "message": f"the worker process of this job was lost {MOST_ATTEMPTS} times; see its log",
+}
+COMMAND_LOST = {
+    "code": WorkerLostError.code,
+    "message": "the command that ran this job was killed or lost the registry, and no worker process can read its files: "
+    "run the command again",
+}
+# Decides which leases have expired, of those that are past by the clock: maps ids of jobs and lease ends to ids of jobs.
+Expired = Callable[[Mapping[str, float]], Collection[str]]
+# A dry run is short and its client waits, so it is taken this many places before its turn: before all jobs that may wait.
+# No job is overtaken by more dry runs than this, however many come.
 OVERTAKEN = 10_000
-# How far one is that nobody is at.
-UNBEGUN = {"step": "", "progress": 0.0, "eta_s": None}
+# The progress of a job that no process runs.
+NOT_BEGUN = {"step": "", "progress": 0.0, "eta_s": None}
 _FIELDS = tuple(Job.__dataclass_fields__)
 
 
 class Jobs(RegistryPart):
-    """Jobs wait in order, dry runs before the others, one at a time a subject; a worker holds one by a lease that it renews."""
+    """A queue of jobs: dry runs first, otherwise in order, and one at a time for each subject.
+
+    A worker process holds a job by a lease that it renews. A local job is different: the command that inserts it runs
+    it, and no other process ever takes it.
+    """
 
     def submit_job(self, kind: str, subject: str, request: dict[str, Any], now_s: float) -> Job:
-        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`, of a dry run after PLAN.
+        """Queue a job. Its `subject` is `tenant:<name>` or `domain:<base>/<name>`; a dry run's has PLAN before it.
 
         Raises UnknownUploadError.
         """
-        job_id = uuid.uuid4().hex
         with self._database.writing() as connection:
-            check_there(connection, request)
-            connection.execute(
-                insert(jobs).values(
-                    id=job_id,
-                    kind=kind,
-                    subject=subject,
-                    request=request,
-                    state="queued",
-                    step="",
-                    progress=0.0,
-                    created_s=now_s,
-                    cancel_requested=False,
-                    attempts=0,
-                )
-            )
-            return _job(_row(connection, job_id))
+            check_uploads(connection, request)
+            return _insert(connection, kind, subject, request, now_s, state="queued", local=False, attempts=0)
+
+    def start_local_job(
+        self,
+        kind: str,
+        subject: str,
+        request: dict[str, Any],
+        worker: str,
+        now_s: float,
+        lease_s: float,
+        *,
+        expired: Expired = set,
+    ) -> Job:
+        """Insert a job that `worker` runs already, in one transaction, so that no worker process can take it.
+
+        Jobs of one subject run one by one: if the subject has an unfinished job, return that job and insert nothing.
+        Local jobs of the subject whose leases have `expired` are ended first. A dry run waits for no other job.
+        """
+        unfinished = select(jobs).where(jobs.c.subject == subject, jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
+        with self._database.writing() as connection:
+            rows = connection.execute(unfinished).all()
+            overdue = {row.id: row.lease_until_s for row in rows if row.local and _is_overdue(row, now_s, lease_s)}
+            lost = expired(overdue)
+            for row in rows:
+                if row.id in lost:
+                    _end_lost(connection, row, now_s)
+                elif not subject.startswith(PLAN):
+                    return _job(row)
+            lease = {"worker": worker, "lease_until_s": now_s + lease_s, "started_s": now_s}
+            return _insert(connection, kind, subject, request, now_s, state="running", local=True, attempts=1, **lease)
 
     def job(self, job_id: str) -> Job:
-        """Raises UnknownJobError."""
+        """Return a job. Raises UnknownJobError."""
         with self._database.reading() as connection:
             return _job(_row(connection, job_id))
 
     def creating(self, subject: str) -> str | None:
-        """The id of a job that is to create the tenant or domain of this subject; None where there is none."""
+        """Return the id of an unfinished job that creates the tenant or domain of this subject; None if there is none."""
         wanted = (
             jobs.c.subject == subject,
             jobs.c.kind.in_(("tenant.create", "domain.create")),
@@ -72,59 +98,56 @@ class Jobs(RegistryPart):
             return connection.execute(query).scalar()
 
     def jobs(self, *, states: Collection[JobState] | None = None, limit: int = 100) -> list[Job]:
-        """The newest first, those in `states` where given, at most `limit`. Of their requests only `dry_run`."""
+        """List jobs, newest first: at most `limit`, only those in `states` if given. Requests hold only `dry_run`."""
         columns = [jobs.c[name] for name in _FIELDS if name != "request"]
         dry_run = jobs.c.request["dry_run"].as_boolean().label("dry_run")
         query = select(*columns, dry_run).order_by(jobs.c.seq.desc()).limit(limit)
         with self._database.reading() as connection:
-            found = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
-            return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in found]
+            rows = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
+            return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in rows]
 
-    def count_jobs(self, now_s: float, *, lapsed: Lapsed = set) -> Counter[str]:
-        """How many there are in each state; `lost` of those that run whose worker's lease is over, by `lapsed` too."""
-        over = select(jobs.c.id, jobs.c.lease_until_s).where(jobs.c.state == "running", jobs.c.lease_until_s < now_s)
+    def count_jobs(self, now_s: float, *, expired: Expired = set) -> Counter[str]:
+        """Count the jobs in each state. A running job whose lease has `expired` counts as `lost`."""
+        overdue = select(jobs.c.id, jobs.c.lease_until_s).where(jobs.c.state == "running", jobs.c.lease_until_s < now_s)
         with self._database.reading() as connection:
             by_state = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
-            found = Counter({state: count for state, count in by_state})
-            lost = len(lapsed({job: until_s for job, until_s in connection.execute(over)}))
-        found.update(running=-lost, lost=lost)
-        return +found
+            counts = Counter({state: count for state, count in by_state})
+            lost = len(expired({job: until_s for job, until_s in connection.execute(overdue)}))
+        counts.update(running=-lost, lost=lost)
+        return +counts
 
-    def claim_job(self, worker: str, now_s: float, lease_s: float, *, lapsed: Lapsed = set) -> Job | None:
-        """Take the first job that can start, until `now_s + lease_s`; None where there is none.
+    def claim_job(self, worker: str, now_s: float, lease_s: float, *, expired: Expired = set) -> Job | None:
+        """Take the first job that can start, until `now_s + lease_s`; return None if there is none.
 
-        That is the oldest dry run, else the oldest job, see OVERTAKEN. It is queued, or its worker's lease ran out, by
-        `lapsed` too; the others are good. Jobs of one subject go one by one in their order, and a tenant's job waits while
-        one of its domain runs (`base` and `domain` of its request). One that lost its worker for the third time fails; one
-        that was to be cancelled when it lost it is cancelled. Either is taken once more where it has published, for it is
-        done.
+        The first is the oldest dry run, else the oldest job, see OVERTAKEN. It is queued, or its lease has `expired`.
+        Jobs of one subject run one by one in their order. A tenant's job waits while a job of its domain runs, see
+        `base` and `domain` of its request.
 
-        While jobs run it needs the registry for writing, also where none is free: it raises RegistryUnavailableError
-        where their workers cannot renew their leases either, so that the caller knows when none has `lapsed`.
+        A job that lost its worker process for the third time fails, and one that was to be cancelled is cancelled. If
+        such a job has published, it is taken once more instead, because it is done. A local job is never taken.
+
+        While jobs run, this opens a write transaction even if no job is free. It raises RegistryUnavailableError when
+        running workers could not renew their leases either, so that the caller knows that no lease has expired.
         """
         with self._database.reading() as connection:
-            # Idle workers ask often, and need not stop those who write.
-            is_idle = _decided(connection, now_s, lease_s, lapsed) == ([], None)
+            # Idle workers ask often and must not block writers.
+            is_idle = _decide(connection, now_s, lease_s, expired) == ([], None)
             if is_idle and not _are_any_running(connection):
                 return None
         with self._database.writing() as connection:
             if is_idle:
-                # That it could be locked for writing is all that was asked: with many that wait for one, to look takes long.
+                # The write lock alone was wanted. Looking again would take long while many wait for it.
                 return None
-            lost, free = _decided(connection, now_s, lease_s, lapsed)
+            lost, free = _decide(connection, now_s, lease_s, expired)
             for row in lost:
-                if row.cancel_requested:
-                    _end(connection, row.id, "cancelled", now_s)
-                else:
-                    _end(connection, row.id, "failed", now_s, error=LOST)
-                leave_uploads(connection, dropped_with(_row(connection, row.id).request))
+                _end_lost(connection, _row(connection, row.id), now_s)
             if free is None:
                 return None
             connection.execute(
                 update(jobs)
                 .where(jobs.c.id == free.id)
                 .values(
-                    **UNBEGUN,
+                    **NOT_BEGUN,
                     state="running",
                     worker=worker,
                     lease_until_s=now_s + lease_s,
@@ -145,7 +168,7 @@ class Jobs(RegistryPart):
         progress: float,
         eta_s: float | None,
     ) -> bool:
-        """Renew the lease and say how far the job is; True where it is to be cancelled. Raises LeaseLostError."""
+        """Renew the lease and record the progress; return whether the job is to be cancelled. Raises LeaseLostError."""
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
             connection.execute(
@@ -172,21 +195,26 @@ class Jobs(RegistryPart):
             _end(connection, job_id, state, now_s, result=result, error=error)
 
     def release_job(self, job_id: str, worker: str, now_s: float, *, counted: bool = False) -> bool:
-        """Give a job back to the queue; False where it was to be cancelled and has ended so. Raises LeaseLostError.
+        """Give a job back to the queue; return False if it ended instead. Raises LeaseLostError.
 
-        As if it had not been begun, for the worker stops; `counted` as one of its MOST_ATTEMPTS.
+        `counted`: this was one of the job's MOST_ATTEMPTS; otherwise the job is as if it had not begun. A job that was
+        to be cancelled ends cancelled. A local job ends in any case: done if it has published, failed if `counted`,
+        otherwise cancelled.
         """
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
-            if row.cancel_requested and not _has_published(connection, row):
-                _end(connection, job_id, "cancelled", now_s)
-                leave_uploads(connection, dropped_with(row.request))
+            if row.local:
+                is_cancelled = row.cancel_requested or not counted
+                _end_lost(connection, row, now_s, is_cancelled=is_cancelled)
+                return False
+            if row.cancel_requested and _published_number(connection, row) is None:
+                _end_lost(connection, row, now_s)
                 return False
             connection.execute(
                 update(jobs)
                 .where(jobs.c.id == job_id)
                 .values(
-                    **UNBEGUN,
+                    **NOT_BEGUN,
                     state="queued",
                     worker=None,
                     lease_until_s=None,
@@ -197,86 +225,120 @@ class Jobs(RegistryPart):
         return True
 
     def cancel_job(self, job_id: str, now_s: float) -> Job:
-        """A queued job ends at once, a running one when its worker hears of it; one that has ended stays as it is.
+        """Cancel a job: a queued job ends at once, a running job when its process sees it. Raises UnknownJobError.
 
-        One that has published is done, whatever became of its worker.
-
-        Raises UnknownJobError.
+        A job that has ended stays as it is. A queued job that has published will be done, not cancelled.
         """
         with self._database.writing() as connection:
             row = _row(connection, job_id)
-            if row.state == "queued" and not _has_published(connection, row):
+            if row.state == "queued" and _published_number(connection, row) is None:
                 _end(connection, job_id, "cancelled", now_s)
             if row.state in UNFINISHED:
                 connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
             return _job(_row(connection, job_id))
 
     def forget_jobs(self, before_s: float) -> None:
-        """Drop the rows of jobs that ended before `before_s`."""
+        """Delete the rows of jobs that ended before `before_s`."""
         with self._database.writing() as connection:
             connection.execute(delete(jobs).where(jobs.c.ended_s < before_s))
 
 
 def unfinished_subjects(connection: Connection) -> set[str]:
-    """What jobs run or wait for."""
+    """Return the subjects of unfinished jobs."""
     return set(connection.execute(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))).scalars())
 
 
 def at_work_on(connection: Connection, subject: str) -> str | None:
-    """The id of a job that runs and will publish what goes on from the subject as it is now; None where there is none."""
+    """Return the id of a running job that will publish the subject's next version; None if there is none."""
     running = select(jobs).where(
         jobs.c.subject == subject, jobs.c.state == "running", jobs.c.cancel_requested.is_(False)
     )
-    return next((row.id for row in connection.execute(running) if not _has_published(connection, row)), None)
+    rows = connection.execute(running)
+    return next((row.id for row in rows if _published_number(connection, row) is None), None)
 
 
 def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
-    """Ids of unfinished jobs, and what they make, which stands on a domain; they would end in a conflict, hours later."""
-    # In the database: many may wait, and a request takes longer to decode than to look into.
-    asked = {key: jobs.c.request[key].as_string() for key in ("base", "parent", "domain")}
+    """Return ids and subjects of unfinished jobs whose tenant or domain will stand on a domain.
+
+    If the domain were deleted, these jobs would fail with a conflict, hours later.
+    """
+    # The database compares the request's keys: many jobs may wait, and decoding a request takes longer.
+    keys = {key: jobs.c.request[key].as_string() for key in ("base", "parent", "domain")}
     query = select(jobs.c.id, jobs.c.subject).where(
         jobs.c.state.in_(UNFINISHED),
         jobs.c.cancel_requested.is_(False),
         jobs.c.subject != f"domain:{base}/{name}",
-        asked["base"] == base,
-        func.coalesce(asked["parent"], asked["domain"]) == name,
+        keys["base"] == base,
+        func.coalesce(keys["parent"], keys["domain"]) == name,
         jobs.c.request["dry_run"].as_boolean().is_not(true()),
     )
     return [f"{row.id} ({row.subject})" for row in connection.execute(query.order_by(jobs.c.seq))]
 
 
 def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]:
-    """Domains of a base that running jobs have started from, whatever version was current then; without the job `besides`."""
+    """Return the domains of a base that running jobs started from, without the job `besides`.
+
+    Such a job stands on the version that was current when it began.
+    """
     running = select(jobs.c.request).where(jobs.c.state == "running", jobs.c.id != besides)
-    requests = [one for one in connection.execute(running).scalars() if one.get("base") == base]
-    return {name for one in requests for name in (one.get("domain"), one.get("parent")) if name is not None}
+    requests = [request for request in connection.execute(running).scalars() if request.get("base") == base]
+    return {name for request in requests for name in (request.get("domain"), request.get("parent")) if name is not None}
 
 
 def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
-    """What is still to be done with a subject that is gone; else an update would end in a conflict, hours later.
+    """Cancel the unfinished jobs of a deleted subject, because an update would fail with a conflict hours later.
 
-    Returns the uploads that go with what ended.
+    Returns the uploads to drop with the jobs that ended.
     """
-    waiting = connection.execute(
+    queued = connection.execute(
         select(jobs.c.id, jobs.c.request).where(jobs.c.subject == subject, jobs.c.state == "queued")
-    )
-    ended = waiting.all()
-    for row in ended:
+    ).all()
+    for row in queued:
         _end(connection, row.id, "cancelled", now_s)
     running = update(jobs).where(jobs.c.subject == subject, jobs.c.state == "running")
     connection.execute(running.values(cancel_requested=True))
-    return {upload_id for row in ended for upload_id in dropped_with(row.request)}
+    return {upload_id for row in queued for upload_id in uploads_to_drop(row.request)}
 
 
-def let_follow(connection: Connection, subject: str, domain_version_id: int) -> None:
-    """A tenant is on that now: waiting updates that name no domain stay there, wait for its jobs, and keep what they use."""
+def move_queued_updates(connection: Connection, subject: str, domain_version_id: int) -> None:
+    """Move a tenant's queued updates that name no domain to the domain that the tenant stands on now.
+
+    They then wait for jobs of that domain, and retention keeps the domain's versions for them.
+    """
     of_version = select(domains.c.name).join(domain_versions, domain_versions.c.domain_id == domains.c.id)
     name = connection.execute(of_version.where(domain_versions.c.id == domain_version_id)).scalar_one()
-    waiting = select(jobs.c.id, jobs.c.request).where(
+    queued = select(jobs.c.id, jobs.c.request).where(
         jobs.c.subject == subject, jobs.c.state == "queued", jobs.c.request["stays"].as_boolean().is_(true())
     )
-    for row in connection.execute(waiting).all():
+    for row in connection.execute(queued).all():
         connection.execute(update(jobs).where(jobs.c.id == row.id).values(request={**row.request, "domain": name}))
+
+
+def _insert(
+    connection: Connection,
+    kind: str,
+    subject: str,
+    request: dict[str, Any],
+    now_s: float,
+    *,
+    state: JobState,
+    **values: Any,
+) -> Job:
+    job_id = uuid.uuid4().hex
+    connection.execute(
+        insert(jobs).values(
+            **NOT_BEGUN,
+            id=job_id,
+            kind=kind,
+            subject=subject,
+            request=request,
+            state=state,
+            created_s=now_s,
+            cancel_requested=False,
+            **values,
+        )
+    )
+    return _job(_row(connection, job_id))
 
 
 def _row(connection: Connection, job_id: str) -> Row[Any]:
@@ -286,15 +348,15 @@ def _row(connection: Connection, job_id: str) -> Row[Any]:
     return row
 
 
-def _job(row: Any, **also: Any) -> Job:
-    return Job(**{name: row._mapping[name] for name in _FIELDS if name not in also}, **also)
+def _job(row: Any, **replaced: Any) -> Job:
+    return Job(**{name: row._mapping[name] for name in _FIELDS if name not in replaced}, **replaced)
 
 
 def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
     row = _row(connection, job_id)
     if row.state != "running" or row.worker != worker:
-        now = f"with {row.worker}" if row.state == "running" else row.state
-        raise LeaseLostError(f"job {job_id} is no longer {worker}'s, it is {now}: stop, publish nothing")
+        now = f"{row.worker} runs it" if row.state == "running" else f"it is {row.state}"
+        raise LeaseLostError(f"{worker} holds job {job_id} no more, {now}: stop, publish nothing")
     return row
 
 
@@ -302,71 +364,94 @@ def _are_any_running(connection: Connection) -> bool:
     return connection.execute(select(jobs.c.id).where(jobs.c.state == "running").limit(1)).first() is not None
 
 
-def _decided(
-    connection: Connection, now_s: float, lease_s: float, lapsed: Lapsed
+def _is_overdue(row: Row[Any], now_s: float, lease_s: float) -> bool:
+    """Return whether a running job's lease is past by the clock.
+
+    A lease that ends later than any lease could was given before the clock jumped back.
+    """
+    return row.lease_until_s is not None and not now_s < row.lease_until_s <= now_s + 2 * lease_s
+
+
+def _decide(
+    connection: Connection, now_s: float, lease_s: float, expired: Expired
 ) -> tuple[list[Row[Any]], Row[Any] | None]:
-    """Jobs that end because they lost their workers, and the first that can start."""
-    # Not the whole rows: many may wait. A state at a time, for so the index has them in their order.
-    columns = (jobs.c.seq, jobs.c.id, jobs.c.subject, jobs.c.state, jobs.c.attempts)
+    """Return the jobs that end because their process was lost, and the first job that can start."""
+    # Not the whole rows: many jobs may wait. One state at a time, because the index then gives their order.
+    columns = (jobs.c.seq, jobs.c.id, jobs.c.subject, jobs.c.state, jobs.c.attempts, jobs.c.local)
     of_lease = (jobs.c.lease_until_s, jobs.c.cancel_requested)
     of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain"))
     query = select(*columns, *of_lease, *of_request).order_by(jobs.c.seq)
     begun = sorted(connection.execute(query.where(jobs.c.state == "running")).all(), key=_turn)
-    # One that ends later than any lease could was given before the clock jumped back.
-    over = {row.id: row.lease_until_s for row in begun if not now_s < row.lease_until_s <= now_s + 2 * lease_s}
-    free = lapsed(over)
+    free = expired({row.id: row.lease_until_s for row in begun if _is_overdue(row, now_s, lease_s)})
     running = {row.subject for row in begun if row.id not in free}
     lost: list[Row[Any]] = []
     queued, is_plan = query.where(jobs.c.state == "queued"), jobs.c.subject.startswith(PLAN)
-    some = {"yield_per": 100}
+    batches = {"yield_per": 100}
     with (
-        connection.execute(queued.where(is_plan), execution_options=some) as plans,
-        connection.execute(queued.where(~is_plan), execution_options=some) as others,
+        connection.execute(queued.where(is_plan), execution_options=batches) as plans,
+        connection.execute(queued.where(~is_plan), execution_options=batches) as others,
     ):
         for row in heapq.merge(begun, plans, others, key=_turn):
             if row.id in free:
-                if _has_published(connection, row):
+                if row.local:
+                    lost.append(row)
+                    continue
+                if _published_number(connection, row) is not None:
                     return lost, row
                 if row.cancel_requested or row.attempts >= MOST_ATTEMPTS:
                     lost.append(row)
                     continue
             if row.subject not in running and not _waits_for_domain(row, running):
                 return lost, row
-            # Younger jobs of its subject wait behind it.
+            # Younger jobs of the same subject wait behind this one.
             running.add(row.subject)
     return lost, None
 
 
 def _turn(row: Row[Any]) -> int:
-    """What jobs are taken by, the lowest first."""
+    """Return the job's place in the queue; the lowest is taken first."""
     return int(row.seq) - OVERTAKEN * row.subject.startswith(PLAN)
 
 
-def _has_published(connection: Connection, row: Row[Any]) -> bool:
-    """Whether what the job was to make is there: all that was left to do was to say so."""
+def _published_number(connection: Connection, row: Row[Any]) -> int | None:
+    """Return the number of the version that a job has published; None if it has not.
+
+    A job that has published only has to be recorded as done.
+    """
     kind, _, name = row.subject.partition(":")
     if kind == "tenant":
-        query = select(tenant_versions.c.about).where(
+        query = select(tenant_versions.c.number, tenant_versions.c.about).where(
             tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None)
         )
     elif kind == "domain":
         base, _, name = name.partition("/")
         query = (
-            select(domain_versions.c.about)
+            select(domain_versions.c.number, domain_versions.c.about)
             .join(domains, domains.c.id == domain_versions.c.domain_id)
             .where(domains.c.base == base, domains.c.name == name, domain_versions.c.retired_s.is_(None))
         )
     else:
-        return False
-    return any(about.get("job") == row.id for about in connection.execute(query).scalars())
+        return None
+    return next((number for number, about in connection.execute(query) if about.get("job") == row.id), None)
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
+    """Return whether a tenant's job must wait for a running job of its domain."""
     if not row.subject.startswith("tenant:") or row.domain is None:
         return False
-    if row.base is not None:
-        return f"domain:{row.base}/{row.domain}" in running
-    return any(subject.startswith("domain:") and subject.endswith(f"/{row.domain}") for subject in running)
+    return f"domain:{row.base}/{row.domain}" in running
+
+
+def _end_lost(connection: Connection, row: Row[Any], now_s: float, *, is_cancelled: bool | None = None) -> None:
+    """End a job that its process left: done if it has published, else cancelled if that was asked for, else failed."""
+    number = _published_number(connection, row)
+    if number is not None:
+        _end(connection, row.id, "done", now_s, result={"version": number, "published": True})
+    elif row.cancel_requested if is_cancelled is None else is_cancelled:
+        _end(connection, row.id, "cancelled", now_s)
+    else:
+        _end(connection, row.id, "failed", now_s, error=COMMAND_LOST if row.local else WORKER_LOST)
+    expire_uploads(connection, uploads_to_drop(row.request))
 
 
 def _end(
@@ -378,7 +463,7 @@ def _end(
     result: dict[str, Any] | None = None,
     error: dict[str, str] | None = None,
 ) -> None:
-    ended = {"state": state, "ended_s": now_s, "lease_until_s": None, "eta_s": None, "result": result, "error": error}
+    values = {"state": state, "ended_s": now_s, "lease_until_s": None, "eta_s": None, "result": result, "error": error}
     if state == "done":
-        ended["progress"] = 1.0
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**ended))
+        values["progress"] = 1.0
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))

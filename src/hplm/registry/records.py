@@ -1,4 +1,4 @@
-"""What the registry answers with: plain values, times in unix seconds, paths relative to the store's root."""
+"""Plain values that the registry returns. Times are unix seconds; paths are relative to the store's root."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 UNFINISHED: tuple[JobState, ...] = ("queued", "running")
-# Before the subject of a dry run, which so is another than that of the jobs that change something.
+# Put before the subject of a dry run, so that dry runs do not queue behind the jobs of that subject.
 PLAN = "plan:"
 
 
@@ -21,7 +21,7 @@ class BaseRecord:
 
 @dataclass(frozen=True)
 class DomainRecord:
-    """A domain; `parent` is that of its current version, None for a root (a PLOT)."""
+    """A domain. `parent` is the domain below which its current version stands; None for a root (a PLOT)."""
 
     base: str
     name: str
@@ -45,7 +45,7 @@ class DomainVersion:
 
 @dataclass(frozen=True)
 class TenantVersion:
-    """One immutable version of a tenant, tied to one domain version; `about` has scores, curve, request and so on."""
+    """One immutable version of a tenant, tied to one domain version. `about` says how it was made: scores, curve and so on."""
 
     id: int
     tenant: str
@@ -58,7 +58,7 @@ class TenantVersion:
 
 @dataclass(frozen=True)
 class TenantRecord:
-    """A tenant with what is served of it now."""
+    """A tenant and its current version, which is served."""
 
     name: str
     base: str
@@ -69,7 +69,10 @@ class TenantRecord:
 
 @dataclass(frozen=True)
 class Job:
-    """Work for a worker; `progress` is 0 to 1, `error` is `{code, message}`, `attempts` counts how often it was begun."""
+    """A training that a worker process does, or for a `local` job the command that inserted it.
+
+    `progress` is 0 to 1, `error` is `{code, message}`, and `attempts` counts how often the job was begun.
+    """
 
     id: str
     kind: str
@@ -80,6 +83,8 @@ class Job:
     progress: float
     eta_s: float | None
     worker: str | None
+    lease_until_s: float | None
+    local: bool
     created_s: float
     started_s: float | None
     ended_s: float | None
@@ -91,7 +96,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Upload:
-    """A file on its way in: `received` of `bytes` are there."""
+    """A file that a client sends: `received` of its `bytes` have arrived."""
 
     id: str
     bytes: int
@@ -103,9 +108,9 @@ class Upload:
 
 @dataclass(frozen=True)
 class ServedTenant:
-    """What serving must know to load a tenant; `version_id` is never used twice in one registry.
+    """A tenant version with all that serving needs to load it. A `version_id` is never used twice in one registry.
 
-    `lineage`: the folders of its domain version and of those above it, filled in by the catalog.
+    `lineage`: the folders of its domain version and of the versions above; the catalog fills it in.
     """
 
     name: str
@@ -118,7 +123,7 @@ class ServedTenant:
 
 @dataclass(frozen=True)
 class Changes:
-    """What changed up to `generation`; where `full`, `published` is everything there is, and nothing else exists."""
+    """The changes up to `generation`. If `full`, `published` is everything that exists."""
 
     generation: int
     published: tuple[ServedTenant, ...]
@@ -126,8 +131,8 @@ class Changes:
     full: bool
 
 
-class Claim(NamedTuple):
-    """Whose a kept tenant version is, and where its files must be."""
+class TenantFiles(NamedTuple):
+    """The tenant and the path of a kept tenant version."""
 
     tenant: str
     path: str
@@ -135,22 +140,22 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the registry says about files, at one moment.
+    """Everything that the registry says about files, at one moment.
 
-    `domains` and `tenants` are kept versions. The other fields also cover what is retired, deleted or not yet published:
-    every path, every upload's id, and `given`: the highest version number handed out, by the subject of every tenant and
-    domain. `busy`: subjects of running jobs.
-    `unfinished`: ids of jobs that run or wait; `ended`: of the others.
+    `domains` and `tenants` are kept versions. `paths`, `uploads` and `last_numbers` also cover retired, deleted and not
+    yet published versions. `last_numbers` has the highest number given, by the subject of every tenant and domain.
+    `busy_subjects` are the subjects of running jobs. `unfinished` are the ids of jobs that run or wait, `ended` the ids
+    of other jobs.
     """
 
     generation: int
     bases: tuple[BaseRecord, ...]
     domains: tuple[DomainVersion, ...]
-    tenants: tuple[Claim, ...]
+    tenants: tuple[TenantFiles, ...]
     paths: frozenset[str]
     uploads: frozenset[str]
-    busy: frozenset[str]
-    given: Mapping[str, int]
+    busy_subjects: frozenset[str]
+    last_numbers: Mapping[str, int]
     unfinished: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
 

@@ -9,7 +9,7 @@ method raises RegistryUnavailableError, CorruptRegistryError or MissingRegistryE
 
 from __future__ import annotations
 
-from hplm.errors import MissingRegistryError, RegistryUnavailableError
+from hplm.errors import CorruptRegistryError, MissingRegistryError, RegistryUnavailableError
 from hplm.registry import schema
 from hplm.registry.adoption import Adoption
 from hplm.registry.database import ADOPT, Database
@@ -23,19 +23,20 @@ from hplm.store.layout import Store
 
 
 class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
-    """One process's access to a store's registry, safe to use from several threads. Opened by one of its two methods."""
+    """One process's access to a store's registry, safe to use from several threads. Open it by `open` or `open_read_only`."""
 
     @classmethod
     def open(cls, store: Store, *, create: bool = False) -> Registry:
-        """To read and write; tables of an older version are brought up to this one.
+        """Open the registry to read and write, and migrate older tables.
 
-        Without `create` a missing registry is a MissingRegistryError: an empty one would look as if all were deleted.
+        Without `create` a missing registry raises MissingRegistryError: a new, empty one would look as if all tenants
+        were deleted.
         """
         return cls._opened(Database(store, writer=True, create=create), may_be_missing=create, migrates=True)
 
     @classmethod
     def open_read_only(cls, store: Store) -> Registry:
-        """To read only, as serving does: never writes and never migrates."""
+        """Open the registry to read only, as serving does. Never writes and never migrates."""
         return cls._opened(Database(store, writer=False), may_be_missing=False, migrates=False)
 
     @classmethod
@@ -45,13 +46,8 @@ class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
             found = database.version()
             if found is None and not may_be_missing:
                 raise MissingRegistryError(f"there is no registry at {database.where}; {ADOPT}")
-            said = f"{database.where} has version {found} of the tables"
-            if found is not None and found > schema.HEAD:
-                raise RegistryUnavailableError(f"{said}, this hplm knows {schema.HEAD}: upgrade hplm")
-            if found != schema.HEAD and not migrates:
-                raise RegistryUnavailableError(
-                    f"{said}, {schema.HEAD} is expected: `hplm store adopt` brings it up to date"
-                )
+            if found is not None:
+                _check_version(database.where, found, migrates=migrates)
             if found != schema.HEAD:
                 database.migrate()
         except BaseException:
@@ -60,9 +56,31 @@ class Registry(Domains, Tenants, Serving, Retention, Adoption, Jobs, Uploads):
         return registry
 
     def close(self) -> None:
-        """Let go of the database; what was written is written."""
+        """Close the connections to the database."""
         self._database.close()
 
     def faults(self) -> list[str]:
-        """What is wrong inside the database file, empty where it is sound."""
+        """List the faults inside the database file; empty if it is sound."""
         return self._database.faults()
+
+
+def _check_version(where: str, found: str, *, migrates: bool) -> None:
+    """Check the version of a registry's tables.
+
+    Raises CorruptRegistryError for tables of an older format of stores, which no migration leads on from, and
+    RegistryUnavailableError for tables of a newer hplm, or for older tables if this process does not migrate.
+    """
+    store_format = schema.HEAD.partition(".")[0]
+    if found.rpartition(".")[0] < store_format:
+        raise CorruptRegistryError(
+            f"{where} has version {found} of the tables, from before format {store_format} of stores, which this hplm "
+            "cannot read: build the store anew in an empty folder (`hplm build demo`, or the steps of `hplm build --help`)"
+        )
+    if found > schema.HEAD:
+        raise RegistryUnavailableError(
+            f"{where} has version {found} of the tables, this hplm knows {schema.HEAD}: upgrade hplm"
+        )
+    if found != schema.HEAD and not migrates:
+        raise RegistryUnavailableError(
+            f"{where} has version {found} of the tables, {schema.HEAD} is expected: `hplm store adopt` migrates them"
+        )

@@ -1,4 +1,4 @@
-"""The registry's part about what may go: versions that nothing serves, and the files that were theirs."""
+"""The part of the registry that decides which versions are no longer kept, and which files may be removed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from hplm.registry.schema import domain_versions, domains, tenant_versions, tena
 
 
 class Retention(RegistryPart):
-    """Retire versions, say which files may be removed, forget them."""
+    """Retires versions, lists the files that may be removed, and deletes their rows."""
 
     def retire(self, keep: int, now_s: float, *, base: str, by_job: str = "") -> int:
-        """Retire all but the `keep` versions of a tenant that were served last, and of a domain the newest; returns how many.
+        """Retire old versions of a base's tenants and domains; return how many.
 
-        So what was good enough to go back to outlives newer ones that were not. Of one base: servers of others that share
-        the registry may keep more. A domain version stays while a kept tenant version is tied to it, a kept domain version
-        stands on it, or a job runs over its domain, but for `by_job`, which has made what it was to make.
+        `keep` versions of each tenant stay: those that were served last, so that a version that was rolled back to
+        outlives newer ones. Of each domain the `keep` newest stay. Other bases are left alone, because their servers may
+        keep more. A domain version also stays while a kept tenant version is tied to it, a kept domain version stands on
+        it, or a job runs over its domain; `by_job` does not count, because it has published already.
         """
         assert keep >= 1
         with self._database.writing() as connection:
@@ -38,7 +39,7 @@ class Retention(RegistryPart):
                 connection.execute(select(v.domain_version_id).where(v.retired_s.is_(None)).distinct()).scalars()
             )
             d = domain_versions.c
-            # Children before what they stand on, so that one that goes frees its parent in the same pass.
+            # Children before parents, so that a retired child frees its parent in the same pass.
             rows = connection.execute(
                 select(d.id, d.domain_id, d.number, d.parent_id, domains.c.current_id, domains.c.name)
                 .join(domains, domains.c.id == d.domain_id)
@@ -49,7 +50,7 @@ class Retention(RegistryPart):
             numbers: dict[int, list[int]] = {}
             for row in rows:
                 numbers.setdefault(row.domain_id, []).append(row.number)
-            newest = {domain_id: sorted(found)[-keep:] for domain_id, found in numbers.items()}
+            newest = {domain_id: sorted(every)[-keep:] for domain_id, every in numbers.items()}
             old_domains: list[int] = []
             for row in rows:
                 is_used = row.id == row.current_id or row.id in pinned or row.name in in_work
@@ -61,7 +62,7 @@ class Retention(RegistryPart):
         return retired + len(old_domains)
 
     def collectable(self, before_s: float) -> list[str]:
-        """Paths of versions retired before `before_s` that no kept version uses: what stands on others comes first."""
+        """List the paths of versions retired before `before_s` that no kept version uses; children before parents."""
         v, d = tenant_versions.c, domain_versions.c
         with self._database.reading() as connection:
             kept = select(v.path).where(v.retired_s.is_(None))
@@ -76,7 +77,7 @@ class Retention(RegistryPart):
             return [path for path in dict.fromkeys([*sorted(of_tenants), *of_domains]) if path not in in_use]
 
     def forget(self, path: str) -> None:
-        """Drop retired versions whose files at `path` are gone. What retired versions stand on is dropped after them."""
+        """Delete the rows of retired versions whose files at `path` are gone. A parent's row stays as long as its child's."""
         v, d = tenant_versions.c, domain_versions.c
         with self._database.writing() as connection:
             connection.execute(delete(tenant_versions).where(v.path == path, v.retired_s.is_not(None)))

@@ -1,6 +1,6 @@
-"""The registry's tables, the same on SQLite and PostgreSQL. `migrations/` makes them; a test holds the two equal.
+"""The registry's tables, the same on SQLite and PostgreSQL. `migrations/` creates them; a test holds both equal.
 
-A version that nothing may use any more has `retired_s` set; its row goes when its files have gone.
+A version that must not be used any more has `retired_s` set. Its row is deleted when its files are gone.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0002"  # the newest migration
+# The newest migration. Its number before the dot is the format of stores: an older registry is built anew, not migrated.
+HEAD = "2.0001"
 
-# Compared byte by byte on both databases: listings page through names, and a prefix is a range of them.
+# Both databases compare names byte by byte: listings page through names, and a prefix is a range of names.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
-# SQLite counts rows up in an INTEGER only.
+# SQLite gives automatic ids only to a column of type INTEGER.
 Id = BigInteger().with_variant(Integer, "sqlite")
 Json = JSON(none_as_null=True)
 
 metadata = MetaData()
 
-# One row. `generation` grows with everything that serving must hear of; below `floor` it is another registry's.
+# One row. `generation` grows with every change that serving must see. A generation below `floor` is another registry's.
 state = Table(
     "state",
     metadata,
@@ -50,8 +51,8 @@ bases = Table(
     Column("created_s", Double, nullable=False),
 )
 
-# `current_id` has no foreign key: two tables that name each other cannot be made in one order on both databases.
-# Without it the domain does not exist (any more); the row stays, so that its numbers are never given twice.
+# `current_id` has no foreign key, because two tables that name each other cannot be created in one order on both databases.
+# If it is null the domain does not exist (any more). Its row stays, so that its numbers are never given twice.
 domains = Table(
     "domains",
     metadata,
@@ -80,8 +81,8 @@ domain_versions = Table(
     sqlite_autoincrement=True,
 )
 
-# As in domains: without `current_id` it does not exist (any more). `generation` is that of its last change. A version's
-# `served` is the generation in which it last became current.
+# As for domains, a tenant whose `current_id` is null does not exist (any more). `generation` is that of its last change. A
+# version's `served` is the generation in which it last became current.
 tenants = Table(
     "tenants",
     metadata,
@@ -111,7 +112,7 @@ tenant_versions = Table(
     sqlite_autoincrement=True,
 )
 
-# `seq` is the order of submission, whatever the clock does.
+# `seq` is the order of submission, even if the clock jumps. A `local` job is run by the command that inserted it.
 jobs = Table(
     "jobs",
     metadata,
@@ -125,6 +126,7 @@ jobs = Table(
     Column("progress", Double, nullable=False),
     Column("eta_s", Double),
     Column("worker", Text),
+    Column("local", Boolean, nullable=False),
     Column("lease_until_s", Double),
     Column("created_s", Double, nullable=False),
     Column("started_s", Double),

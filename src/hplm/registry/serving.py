@@ -1,4 +1,4 @@
-"""The registry's part for serving processes: what changed since they last looked."""
+"""The part of the registry for serving processes: what changed since their last poll."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hplm.registry.schema import state, tenant_versions, tenants
 
 
 class Serving(RegistryPart):
-    """Following the registry without reading all of it."""
+    """Queries that follow the registry without reading all of it."""
 
     def generation(self) -> int:
-        """Grows with every publication, rollback and deletion of a tenant or domain. One row: cheap to ask often."""
+        """Return the generation, which grows with every publication, rollback and deletion. It is one row, cheap to poll."""
         with self._database.reading() as connection:
             return connection.execute(select(state.c.generation)).scalar_one()
 
     def changes_since(self, generation: int) -> Changes:
-        """What changed after `generation`; everything where it is 0 or another registry's."""
+        """Return what changed after `generation`, or everything if it is 0 or belongs to another registry."""
         with self._database.reading() as connection:
             now, floor = connection.execute(select(state.c.generation, state.c.floor)).one()
             full = not floor <= generation <= now
@@ -34,7 +34,7 @@ class Serving(RegistryPart):
         )
 
     def served_version(self, version_id: int) -> ServedTenant:
-        """A version by its id, current or not, as long as its files may be there. Raises UnknownVersionError."""
+        """Return a version by its id, current or not, while its files may exist. Raises UnknownVersionError."""
         v = tenant_versions.c
         query = select(v.tenant, v.id, v.number, v.path, v.domain_version_id).where(v.id == version_id)
         with self._database.reading() as connection:
@@ -45,7 +45,7 @@ class Serving(RegistryPart):
 
 
 def changed_since(generation: int) -> Select[Any]:
-    """The query behind `changes_since`: a walk along the generations, not along the tenants."""
+    """Return the query of `changes_since`. It follows the index of generations, so its time does not grow with tenants."""
     v = tenant_versions.c
     return (
         select(tenants.c.name, v.id, v.number, v.path, v.domain_version_id)

@@ -1,4 +1,4 @@
-"""The registry's part about tenants and their versions."""
+"""The part of the registry that holds tenants and their versions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select,
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
 from hplm.registry.database import IN_ONE_QUERY, RegistryPart, bump
 from hplm.registry.domains import check_kept
-from hplm.registry.jobs import at_work_on, cancel_all, let_follow, unfinished_subjects
+from hplm.registry.jobs import at_work_on, cancel_all, move_queued_updates, unfinished_subjects
 from hplm.registry.records import TenantRecord, TenantVersion
 from hplm.registry.schema import domain_versions, domains, tenant_versions, tenants
-from hplm.registry.uploads import leave_uploads
+from hplm.registry.uploads import expire_uploads
 from hplm.registry.version_numbers import Folder, check_free
 from hplm.runtime.crash_points import crash_point
 
@@ -22,23 +22,23 @@ AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
 
 
 class Tenants(RegistryPart):
-    """Tenants: publish, look up, go back, delete."""
+    """Publishes, finds, rolls back and deletes tenants."""
 
     def check_next_number(self, tenant: str, folder: Folder) -> None:
-        """Raises ConflictError where `next_number` would: before it is trained what could not be published."""
+        """Raise ConflictError if `next_number` would, so that nothing is trained that could not be published."""
         with self._database.reading() as connection:
             check_free(folder, 1 + (_last_number(connection, tenant) or 0))
 
     def next_number(self, tenant: str, folder: Folder | None = None) -> int:
-        """A number for the next version's folder, given once: what a killed job left there is never built into.
+        """Give a number for the next version's folder. A number is given once, so a killed job's folder is never reused.
 
-        Raises ConflictError where that `folder` is there.
+        Raises ConflictError if that `folder` exists.
         """
         with self._database.writing() as connection:
             last = _last_number(connection, tenant)
             check_free(folder, 1 + (last or 0))
             if last is None:
-                # Generation 0: serving has nothing to hear of it.
+                # Generation 0, because serving has nothing to see yet.
                 connection.execute(insert(tenants).values(name=tenant, last_number=1, generation=0))
                 return 1
             connection.execute(update(tenants).where(tenants.c.name == tenant).values(last_number=last + 1))
@@ -55,10 +55,10 @@ class Tenants(RegistryPart):
         number: int,
         expected: int | None,
     ) -> TenantVersion:
-        """A new tenant, or its next version, and what is served from now on.
+        """Publish a new tenant or a tenant's next version, which is served from now on.
 
-        `expected` is the current number that the caller started from, None where there must be no such tenant. Raises
-        ConflictError where that, or the domain version, was changed meanwhile.
+        `expected` is the current number that the caller started from, None for a new tenant. Raises ConflictError if
+        another version was published meanwhile or the domain version is gone.
         """
         with self._database.writing() as connection:
             check_kept(connection, domain_version_id)
@@ -87,7 +87,7 @@ class Tenants(RegistryPart):
             ).scalar_one()
             last = max(row.last_number, number) if row else number
             _serve(connection, name, version_id, last_number=last)
-            let_follow(connection, f"tenant:{name}", domain_version_id)
+            move_queued_updates(connection, f"tenant:{name}", domain_version_id)
             crash_point("publish.committing")
         return TenantVersion(version_id, name, number, domain_version_id, path, now_s, about)
 
@@ -101,11 +101,11 @@ class Tenants(RegistryPart):
         about: Mapping[str, dict[str, Any]] | None = None,
         instead_of: Collection[str] = (),
     ) -> int:
-        """Many tenants in one transaction, all in the bank at `path`; returns how many. `about` is by name.
+        """Publish many tenants in one transaction, all in the bank at `path`; return their number. `about` is by name.
 
-        Each gets a next version and is served with it. Its versions from what was at `path` before are retired, as
-        those files were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are, but for
-        those that are served from banks at `instead_of`: they are deleted, and no version there is kept.
+        Each tenant gets a next version, which is served. Its older versions at `path` are retired, because those files
+        were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are, except tenants that
+        are served from banks at `instead_of`: these are deleted, and all versions in these banks are retired.
         """
         listed = sorted(set(names))
         with self._database.writing() as connection:
@@ -119,21 +119,21 @@ class Tenants(RegistryPart):
         return len(listed)
 
     def tenant(self, name: str) -> TenantRecord:
-        """Raises UnknownTenantError."""
+        """Return a tenant. Raises UnknownTenantError."""
         found = self.find_tenant(name)
         if found is None:
             raise UnknownTenantError(f"there is no tenant {name!r}")
         return found
 
     def find_tenant(self, name: str) -> TenantRecord | None:
-        """None where there is no such tenant."""
+        """Return a tenant, None if there is none of this name."""
         with self._database.reading() as connection:
             query = _records().add_columns(tenant_versions.c.about).where(tenants.c.name == name)
             row = connection.execute(query).first()
         return None if row is None else _record(row[:-1], row.about)
 
     def tenant_versions(self, name: str) -> list[TenantVersion]:
-        """Those that can be gone back to, oldest first. Raises UnknownTenantError."""
+        """List the kept versions of a tenant, oldest first. Raises UnknownTenantError."""
         with self._database.reading() as connection:
             _current_id(connection, name)
             query = _versions().where(tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None))
@@ -155,7 +155,7 @@ class Tenants(RegistryPart):
             return connection.execute(query).scalar_one()
 
     def tenants_by_domain(self) -> dict[tuple[str, str], int]:
-        """How many tenants each domain has, by `(base, name)`; those without tenants are not named."""
+        """Count the tenants of each domain, by `(base, name)`. Domains without tenants are left out."""
         query = (
             select(domains.c.base, domains.c.name, func.count())
             .join(domain_versions, domain_versions.c.domain_id == domains.c.id)
@@ -167,10 +167,10 @@ class Tenants(RegistryPart):
             return {(row[0], row[1]): row[2] for row in connection.execute(query)}
 
     def rollback_tenant(self, name: str, number: int | None) -> TenantVersion:
-        """Serve an earlier (or later) kept version again; None is, of the earlier ones, that which was served last.
+        """Serve another kept version; `number` None is the version with a lower number that was served last.
 
-        Only `current` moves. Raises UnknownTenantError, UnknownVersionError, or ConflictError where an update is under way: it
-        goes on from the current version, and all it has learned would be lost at its end.
+        Raises UnknownTenantError, UnknownVersionError, or ConflictError if an update is running: it started from the
+        current version, and could not publish after a rollback.
         """
         versions = tenant_versions.c
         with self._database.writing() as connection:
@@ -192,11 +192,11 @@ class Tenants(RegistryPart):
                     "wait for it, or cancel it first"
                 )
             _serve(connection, name, row.id)
-            let_follow(connection, f"tenant:{name}", row.domain_version_id)
+            move_queued_updates(connection, f"tenant:{name}", row.domain_version_id)
             return TenantVersion(*row)
 
     def delete_tenant(self, name: str, now_s: float) -> set[str]:
-        """Serve it no more, retire its versions, cancel its jobs; returns the uploads that go with those.
+        """Delete a tenant: retire its versions and cancel its jobs. Return the uploads to drop with these jobs.
 
         Raises UnknownTenantError.
         """
@@ -213,7 +213,7 @@ class Tenants(RegistryPart):
 
 
 def listing(prefix: str, after: str, limit: int) -> Select[Any]:
-    """The query behind `tenants`: a walk along the names from where it starts, whatever their number."""
+    """Return the query of `tenants`. It follows the index of names, so its time does not grow with tenants."""
     query = _records().where(tenants.c.name > after)
     if prefix:
         query = query.where(tenants.c.name >= prefix, tenants.c.name < prefix + AFTER_EVERY_NAME)
@@ -221,7 +221,7 @@ def listing(prefix: str, after: str, limit: int) -> Select[Any]:
 
 
 def _records() -> Select[Any]:
-    """Rows of `_record`, of tenants that exist, without `about`."""
+    """Return the query for rows of `_record`, of tenants that exist, without `about`."""
     v = tenant_versions.c
     return (
         select(
@@ -242,7 +242,7 @@ def _record(row: Any, about: dict[str, Any]) -> TenantRecord:
 
 
 def _versions() -> Select[Any]:
-    """Rows of TenantVersion."""
+    """Return the query for rows of TenantVersion."""
     v = tenant_versions.c
     return select(v.id, v.tenant, v.number, v.domain_version_id, v.path, v.created_s, v.about)
 
@@ -264,7 +264,7 @@ def _number_of(connection: Connection, version_id: int | None) -> int | None:
 
 
 def _serve(connection: Connection, name: str, version_id: int | None, **also: int) -> None:
-    """Make a version current, and let serving hear of it."""
+    """Make a version current, and increase the generation so that serving sees it."""
     generation = bump(connection)
     connection.execute(
         update(tenants).where(tenants.c.name == name).values(current_id=version_id, generation=generation, **also)
@@ -289,7 +289,7 @@ def _publish_part(
     generation: int,
     about: Mapping[str, dict[str, Any]],
 ) -> None:
-    """Rows of tenants and versions for `names`; `current_id` is set for all parts together."""
+    """Insert rows of tenants and versions for `names`. The caller sets `current_id` for all parts together."""
     query = select(tenants.c.name, tenants.c.last_number).where(tenants.c.name.in_(names))
     numbers = {row.name: row.last_number + 1 for row in connection.execute(query)}
     if numbers:
@@ -326,12 +326,12 @@ def _publish_part(
 
 
 def _replace(connection: Connection, paths: Collection[str], now_s: float, generation: int) -> None:
-    """Delete the tenants that are served from banks at `paths`, and retire every version there."""
+    """Delete the tenants that are served from banks at `paths`, and retire every version in these banks."""
     v = tenant_versions.c
     served = (tenants.c.current_id == v.id, v.path.in_(paths))
     gone = set(connection.execute(select(tenants.c.name).where(*served)).scalars())
-    for unfinished in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
-        leave_uploads(connection, cancel_all(connection, unfinished, now_s))
+    for subject in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
+        expire_uploads(connection, cancel_all(connection, subject, now_s))
     of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
     retired = update(tenant_versions).where(or_(v.path.in_(paths), of_gone), v.retired_s.is_(None))
     connection.execute(retired.values(retired_s=now_s))
@@ -342,7 +342,7 @@ def _replace(connection: Connection, paths: Collection[str], now_s: float, gener
 
 
 def serve_newest(connection: Connection, generation: int) -> None:
-    """Make the newest version current of every tenant that was changed in `generation`."""
+    """Make the newest version current for every tenant that was changed in `generation`."""
     v = tenant_versions.c
     newest = select(v.id).where(v.tenant == tenants.c.name, v.number == tenants.c.last_number).scalar_subquery()
     connection.execute(update(tenants).where(tenants.c.generation == generation).values(current_id=newest))

@@ -1,4 +1,4 @@
-"""The registry's part about uploads: what was announced, how much of it has come."""
+"""The part of the registry that holds uploads: what was announced, and how much has arrived."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hplm.registry.database import IN_ONE_QUERY, RegistryPart
 from hplm.registry.records import UNFINISHED, Upload
 from hplm.registry.schema import jobs, uploads
 
-# Ids that a query asks for one by one.
+# With at most this many ids, a query names each id.
 FEW = 8
 
 
 class Uploads(RegistryPart):
-    """Uploads; their bytes are files of the store."""
+    """Uploads. Their bytes are files of the store."""
 
     def start_upload(self, size_bytes: int, sha256: str, now_s: float) -> Upload:
         """Announce a file of `size_bytes` with the hex digest `sha256`."""
@@ -29,12 +29,12 @@ class Uploads(RegistryPart):
         return upload
 
     def upload(self, upload_id: str) -> Upload:
-        """Raises UnknownUploadError."""
+        """Return an upload. Raises UnknownUploadError."""
         with self._database.reading() as connection:
             return _upload(_row(connection, upload_id))
 
     def uploads(self, *, after: str = "", limit: int | None = None) -> list[Upload]:
-        """Oldest first: those behind the one with id `after`, at most `limit`. Raises UnknownUploadError where that is gone."""
+        """List at most `limit` uploads, oldest first, after the upload `after`. Raises UnknownUploadError if that is gone."""
         u = uploads.c
         query = select(uploads).order_by(u.created_s, u.id).limit(limit)
         with self._database.reading() as connection:
@@ -44,7 +44,7 @@ class Uploads(RegistryPart):
             return [_upload(row) for row in connection.execute(query)]
 
     def count_uploads(self) -> tuple[int, int, int]:
-        """Of all of them: how many there are, bytes announced, and those of them that have not come."""
+        """Return the number of uploads, the bytes announced, and the announced bytes that have not arrived."""
         u = uploads.c
         sums = func.coalesce(func.sum(u.bytes), 0), func.coalesce(func.sum(u.bytes - u.received), 0)
         with self._database.reading() as connection:
@@ -52,12 +52,12 @@ class Uploads(RegistryPart):
         return int(count), int(announced), int(unsent)
 
     def uploads_in_use(self, ids: Collection[str]) -> dict[str, list[str]]:
-        """Unfinished jobs, by their ids, of each of these uploads that such name."""
+        """Return the ids of unfinished jobs that name each of these uploads; uploads that no job names are left out."""
         with self._database.reading() as connection:
             return _in_use(connection, ids)
 
     def receive(self, upload_id: str, received: int) -> Upload:
-        """Note that the first `received` bytes have come. Raises UploadError where that is fewer than before or too many."""
+        """Record that the first `received` bytes have arrived. Raises UploadError if that is fewer than before or too many."""
         with self._database.writing() as connection:
             row = _row(connection, upload_id)
             if not row.received <= received <= row.bytes or row.complete:
@@ -68,7 +68,7 @@ class Uploads(RegistryPart):
             return _upload(_row(connection, upload_id))
 
     def complete_upload(self, upload_id: str) -> Upload:
-        """Note that it is whole and its checksum right. Raises UploadError where bytes are missing."""
+        """Record that an upload is whole and its checksum is right. Raises UploadError if bytes are missing."""
         with self._database.writing() as connection:
             row = _row(connection, upload_id)
             if row.received != row.bytes:
@@ -84,11 +84,10 @@ class Uploads(RegistryPart):
         unfinished_before_s: float = -math.inf,
         unbegun_before_s: float = -math.inf,
     ) -> list[str]:
-        """Forget uploads, those with `ids` or all, that were announced before `before_s`, unless an unfinished job names them.
+        """Delete the rows of uploads that were announced before `before_s`, of all or of `ids`; return their ids.
 
-        Those that are not complete go where they were announced before `unfinished_before_s`, those of which nothing has
-        come before `unbegun_before_s`. Returns the ids of those that went. A job is submitted before or after all of
-        this, never between.
+        Incomplete uploads must be older than `unfinished_before_s`, and uploads without any bytes older than
+        `unbegun_before_s`. An upload that an unfinished job names stays; no job can be submitted in between.
         """
         u = uploads.c
         abandoned = and_(u.created_s < unfinished_before_s, u.complete.is_(False))
@@ -97,7 +96,7 @@ class Uploads(RegistryPart):
         if ids is not None:
             old_ones = old_ones.where(u.id.in_(ids))
         with self._database.reading() as connection:
-            # Asked at each start of an upload, and mostly for nothing.
+            # Every start of an upload calls this, mostly in vain, so a reader looks first.
             if connection.execute(old_ones.limit(1)).first() is None:
                 return []
         with self._database.writing() as connection:
@@ -105,7 +104,7 @@ class Uploads(RegistryPart):
             if not old:
                 return []
             wanted = _in_use(connection, old)
-            gone = [one for one in old if one not in wanted]
+            gone = [upload_id for upload_id in old if upload_id not in wanted]
             for first in range(0, len(gone), IN_ONE_QUERY):
                 connection.execute(delete(uploads).where(uploads.c.id.in_(gone[first : first + IN_ONE_QUERY])))
         return gone
@@ -125,9 +124,11 @@ def _upload(row: Row[Any]) -> Upload:
 def _in_use(connection: Connection, ids: Collection[str]) -> dict[str, list[str]]:
     unfinished = select(jobs.c.id, jobs.c.request).where(jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
     if len(ids) <= FEW:
-        # Not all that wait are read for the few of a job that ends: an id is nothing else's part.
-        unfinished = unfinished.where(or_(false(), *(cast(jobs.c.request, Text).contains(one) for one in ids)))
-    wanted = frozenset(ids)  # of a list all would be gone through for each job
+        # A few ids are searched for in the text of requests: reading all waiting jobs takes long, and ids are unique.
+        unfinished = unfinished.where(
+            or_(false(), *(cast(jobs.c.request, Text).contains(upload_id) for upload_id in ids))
+        )
+    wanted = frozenset(ids)
     found: dict[str, list[str]] = {}
     for row in connection.execute(unfinished):
         for upload_id in uploads_of(row.request) & wanted:
@@ -135,27 +136,24 @@ def _in_use(connection: Connection, ids: Collection[str]) -> dict[str, list[str]
     return found
 
 
-def leave_uploads(connection: Connection, left: Collection[str]) -> None:
-    """What went with jobs that have ended, as if it had come long ago: nobody else removes it, so whoever collects next does.
-
-    What another job is still to read stays as it is.
-    """
-    going = set(left) - _in_use(connection, left).keys()
-    connection.execute(update(uploads).where(uploads.c.id.in_(going)).values(created_s=0.0))
+def expire_uploads(connection: Connection, ids: Collection[str]) -> None:
+    """Let uploads expire now, so that the next garbage collection removes them. An upload that another job names stays."""
+    unused = set(ids) - _in_use(connection, ids).keys()
+    connection.execute(update(uploads).where(uploads.c.id.in_(unused)).values(created_s=0.0))
 
 
-def check_there(connection: Connection, request: dict[str, Any]) -> None:
-    """That the uploads which a job names are there. Raises UnknownUploadError."""
+def check_uploads(connection: Connection, request: dict[str, Any]) -> None:
+    """Check that the uploads which a job's request names exist. Raises UnknownUploadError."""
     for upload_id in uploads_of(request):
         _row(connection, upload_id)
 
 
 def uploads_of(request: dict[str, Any]) -> set[str]:
-    """Ids of the uploads that a job's request names."""
+    """Return the ids of the uploads that a job's request names."""
     sources = [*request.get("data", {}).values(), request.get("corpus", {})]
     return {source["upload"] for source in sources if "upload" in source}
 
 
-def dropped_with(request: dict[str, Any]) -> set[str]:
-    """Ids of the uploads that go with the job that made the request, however it ends."""
+def uploads_to_drop(request: dict[str, Any]) -> set[str]:
+    """Return the ids of the uploads that are dropped when the job of the request ends, however it ends."""
     return uploads_of(request) if request.get("drop_uploads") else set()

@@ -1,4 +1,4 @@
-"""Numbers of versions: each is given once, so nothing can lie in the folder of one that was not given yet."""
+"""Numbers of versions. Each number is given once, so the folder of a number that was not given yet must be free."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 
 from hplm.errors import ConflictError
 
-# Where the version with a number goes.
+# Maps a version's number to its folder.
 Folder = Callable[[int], Path]
 
 
 def check_free(folder: Folder | None, number: int) -> None:
-    """Raises ConflictError where something lies there: of a registry that went on longer, or of one that was lost.
+    """Raise ConflictError if the folder of the next number exists: another registry of this store gave the number.
 
-    To build beside it would make it look like what a killed job left, which is removed.
+    If a version were built here, that folder would look like the leftover of a killed job and be removed.
     """
     if folder is not None and folder(number).exists():
         raise ConflictError(
-            f"version {number} has a folder, and this registry gave its number to nobody: restore the registry that did, or "
-            "remove the folder, which `hplm store verify` names (under a name that the registry does not know, "
+            f"version {number} has a folder, but this registry never gave that number: restore the registry that did, or "
+            "remove the folder, which `hplm store verify` names (if the registry does not know the tenant or domain at all, "
             "`hplm store adopt` registers it)"
         )

@@ -113,7 +113,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
 
     def forget(self, versions: Sequence[ServedTenant]) -> None:
         self._texts.drop(versions)
-        still_served = {served.lineage for served in self._catalog.found()}
+        still_served = {served.lineage for served in self._catalog.retained()}
         self.domains.forget((old.lineage for old in versions), still_served)
         super().forget(versions)
 

@@ -147,7 +147,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
 
     def forget(self, versions: Sequence[ServedTenant]) -> None:
         """Free what is kept of tenants' versions that no request can ask for any more."""
-        self._bank.drop({old.path for old in versions} - {served.path for served in self._catalog.found()})
+        self._bank.drop({old.path for old in versions} - {served.path for served in self._catalog.retained()})
 
     def start(self) -> None:
         """Begin to answer requests."""

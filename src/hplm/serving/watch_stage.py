@@ -6,14 +6,16 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hplm.core import wire
 from hplm.errors import BadManageRequestError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.manage.requests import OfJob, parse_request
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.counts import Counts
-from hplm.serving.manage_stage import Handle, ManageRequest
+from hplm.serving.manage_stage import ManageRequest
 
 # Seconds between two reads of the watched jobs.
 LOOK_EVERY_S = 0.2
@@ -42,8 +44,9 @@ class WatchStage:
     The thread begins at `start`.
     """
 
-    def __init__(self, handle: Handle, *, most_watchers: int = MOST_WATCHERS) -> None:
-        self._handle = handle
+    def __init__(self, job_state: Callable[[str], dict[str, Any]], *, most_watchers: int = MOST_WATCHERS) -> None:
+        """`job_state` returns a job's state by the job's id, see `ManageService.job_state`."""
+        self._job_state = job_state
         self._most_watchers = most_watchers
         self._watchers: dict[str, list[Watcher]] = {}
         self._changed = threading.Condition()
@@ -134,7 +137,7 @@ class WatchStage:
     def _state(self, job: str) -> tuple[bytes | HplmError, bool]:
         """Return a job's event, or the error instead of it, and whether it is the last event."""
         try:
-            shown = self._handle(json.dumps({"action": "job.show", "job": job}).encode())["job"]
+            shown = self._job_state(job)
             event = json.dumps({key: shown[key] for key in EVENT_KEYS})
             return event.encode(), shown["state"] not in wire.JOB_UNFINISHED
         except HplmError as error:

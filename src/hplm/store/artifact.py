@@ -24,7 +24,7 @@ from hplm.runtime.crash_points import crash_point
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-LEFTOVERS = ("partial", "old")  # how names end that only a killed process leaves
+LEFTOVERS = ("partial", "old")  # endings of folder names that only a killed process leaves
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Artifact:
     files: dict[str, dict[str, Any]]
 
     def path(self, name: str) -> Path:
-        """A file that the manifest names. Raises CorruptArtifactError where it does not."""
+        """Return the path of a file. Raises CorruptArtifactError if the manifest does not name it."""
         if name not in self.files:
             raise CorruptArtifactError(f"{self.folder}: the manifest names no file {name!r}; build it again")
         return self.folder / name
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over the checksums of all files: equal contents, equal fingerprint."""
+        """16 hex digits made from the checksums of all files. Equal contents have equal fingerprints."""
         listed = "\n".join(f"{name} {about['sha256']}" for name, about in sorted(self.files.items()))
         return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
     def read_bytes(self, name: str, *, verify: bool) -> bytes:
-        """A whole file, checked in memory. Raises CorruptArtifactError as `verify` does, OSError where it is gone."""
+        """Read a whole file; `verify` checks it in memory. Raises CorruptArtifactError, or OSError if the file is gone."""
         data = self.path(name).read_bytes()
         if verify and hashlib.sha256(data).hexdigest() != self.files[name]["sha256"]:
             raise CorruptArtifactError(
@@ -72,7 +72,7 @@ class Artifact:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file."""
+    """Return the hex digest of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -81,9 +81,9 @@ def sha256(path: Path) -> str:
 
 
 def read(folder: Path, kind: str) -> Artifact:
-    """The artifact in `folder`, sizes unchecked.
+    """Read the manifest of the artifact in `folder`. Checks no files.
 
-    Raises MissingArtifactError where there is none, CorruptArtifactError where the manifest is broken or another kind's.
+    Raises MissingArtifactError if there is none, CorruptArtifactError if the manifest is broken or of another kind.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -106,9 +106,9 @@ def read(folder: Path, kind: str) -> Artifact:
 
 @contextmanager
 def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
-    """Write an artifact: yields the folder to fill, then adds the manifest and moves it to `folder`.
+    """Write an artifact: yield the folder to fill, then add the manifest and move it to `folder`.
 
-    What stood there before is replaced; if the block raises, nothing changes. `meta` is read after the block.
+    An artifact that stood there is replaced. If the block raises, nothing changes. `meta` is read after the block.
     """
     with replacing(folder) as partial:
         yield partial
@@ -123,12 +123,12 @@ def publish(folder: Path, kind: str, meta: dict[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """Yields a folder to fill beside `folder`, makes it durable and puts it in place, in one step that readers can see.
+    """Yield a folder to fill beside `folder`, make it durable and put it in place. Readers see one step.
 
-    Where the file system cannot swap two folders (some network ones), replacing takes two renames: killed between them,
-    the artifact is missing and its reader says so. Nothing half-written is ever in place.
+    Some network file systems cannot swap two folders; there, replacing takes two renames. If the process is killed
+    between them, the artifact is missing and its reader says so. Nothing half-written is ever in place.
 
-    What a killed process leaves beside the place is told from what is being filled by a lock: see `is_held`.
+    A lock tells the folder that a process fills from one that a killed process left, see `is_held`.
     """
     partial, old = (folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.{kind}") for kind in LEFTOVERS)
     new = [parent for parent in partial.parents if not parent.exists()]
@@ -159,13 +159,13 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def is_held(partial: Path) -> bool:
-    """Whether a living process fills the folder, as far as can be seen: its lock goes when it does, however it ends."""
+    """Return whether a living process fills the folder. Its lock ends with the process, however the process ends."""
     try:
         handle = os.open(partial, os.O_RDONLY)
     except FileNotFoundError:
         return False
     except PermissionError:
-        # Another user's: nobody can tell, so it stays.
+        # The folder belongs to another user, so it counts as held and stays.
         return True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -177,7 +177,7 @@ def is_held(partial: Path) -> bool:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step (renameat2, RENAME_EXCHANGE); False where the system or file system has no such step."""
+    """Swap two folders in one step (renameat2, RENAME_EXCHANGE); return False if the file system cannot do that."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -186,7 +186,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """What was written to a file or folder is on the disk when this returns."""
+    """Wait until everything that was written to a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

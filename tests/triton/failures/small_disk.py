@@ -14,11 +14,11 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hplm_builder.jobs.job_progress import LeaseTimes
 from hplm_client import Client, ManageClient
 
 from hplm.errors import RegistryError, StoreUnavailableError, UnknownTenantError
 from hplm.housekeeping import garbage_collection
+from hplm.jobs.lease import JobTimings
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import Ports, free_ports
@@ -29,7 +29,7 @@ from tests.waiting import until
 
 DISK_BYTES = 64 << 20
 REFUSALS = (StoreUnavailableError, RegistryError)
-TIMES = LeaseTimes(lease_s=1.0, beat_s=0.2, tell_s=0.1)
+TIMINGS = JobTimings(lease_s=1.0, renew_every_s=0.2, report_every_s=0.1)
 # Long enough for the disk to be full in the midst of it.
 LONG = {"epochs": 300, "patience": 300, "learning_rates": [0.003]}
 LATER_S = 200_000.0
@@ -83,7 +83,7 @@ def digests(folder: Path) -> dict[Path, str]:
 
 
 def fill_it(disk: Path, ports: Ports, store: Store, rows: Path) -> None:
-    with ExitStack() as stack, closing(Registry.open(store)) as registry, managed.at_work(store, times=TIMES):
+    with ExitStack() as stack, closing(Registry.open(store)) as registry, managed.at_work(store, timings=TIMINGS):
         users = Users(ports, stack)
         manager = users.managers[0]
         before = users.answers()

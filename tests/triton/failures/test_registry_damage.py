@@ -14,14 +14,14 @@ from hplm_client import Client, ManageClient
 from hplm import errors
 from hplm.housekeeping import garbage_collection
 from hplm.models import base as bases
-from hplm.registry.catalog import LOOK_EVERY_S
+from hplm.registry.catalog import POLL_EVERY_S
 from hplm.registry.registry import Registry
 from tests import managed, tiny
 from tests.managed import FAST, LEARNING, Place, swapped
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
-SEEN_S = 2.5 * LOOK_EVERY_S
+SEEN_S = 2.5 * POLL_EVERY_S
 DAY_S = 86_400.0
 TEXT = "the red cat runs to Paris"
 

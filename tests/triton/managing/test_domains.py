@@ -9,22 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hplm_builder.domains.domain_build import DomainSettings, build_domain
-from hplm_builder.export import register
+from hplm_builder.domains.domain_build import DomainSettings
+from hplm_builder.jobs.local_builds import build_domain
 from hplm_client import Client
+from rich.progress import Progress
 
 from hplm import errors
 from hplm.core.text import TextEncoder
 from hplm.engine import reference
 from hplm.models.base import Base
-from hplm.registry.catalog import LOOK_EVERY_S
+from hplm.registry.catalog import POLL_EVERY_S
 from hplm.registry.records import DomainVersion
 from hplm.registry.registry import Registry
-from hplm.reporting.progress import silent
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
@@ -51,11 +50,9 @@ class Place:
         """Publish a domain's next version."""
         corpus = self.store.root.parent / f"{name}-{seed}.txt"
         corpus.write_text("\n".join(tiny.sentences(60, seed)) + "\n")
-
-        def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
-            return build_domain(self.store, "tiny", lineage, folder, corpus, SETTINGS, silent, below=above)
-
-        return register.publish_domain(self.store, self.base, parent, name, build)
+        build_domain(self.store, "tiny", parent, name, corpus, SETTINGS, Progress(disable=True), device="cpu")
+        with closing(Registry.open(self.store)) as registry:
+            return registry.current_domain("tiny", name)
 
     def settle(self, tenant: str, domain: str, seed: int) -> None:
         """Publish a tenant's next version over a domain's current one."""
@@ -157,7 +154,7 @@ def test_a_tenant_moved_between_domains_while_asked_answers_over_the_domain_of_i
         try:
             for change in range(2 * MOVES):
                 place.settle("mover", homes[change % 2], change % 2)
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLL_EVERY_S)
         finally:
             over.set()
         for one in asking:

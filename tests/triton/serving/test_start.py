@@ -318,15 +318,15 @@ def test_of_many_tenants_hplm_serve_asks_some_and_counts_the_others(
     assert (len(cards), left, damaged) == (1, len(tiny.TASKS) - 1, 0)
 
 
-def test_hplm_serve_brings_a_registry_of_the_first_schema_up_to_date(tmp_path: Path) -> None:
+def test_hplm_serve_refuses_a_registry_of_an_older_format_with_the_command_that_builds_it_anew(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     with closing(sqlite3.connect(tmp_path / "store" / "registry.sqlite", isolation_level=None)) as connection:
-        connection.execute("ALTER TABLE tenant_versions DROP COLUMN served")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     command = [str(Path(sys.executable).parent / "hplm"), "serve", "--check", "--models", str(models)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {one["tenant"] for one in json.loads(done.stdout)} == {"alpha", "beta", "gamma", "tagger"}
+    assert done.returncode == 1
+    assert "version 0001 of the tables" in done.stderr
+    assert "`hplm build demo`" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

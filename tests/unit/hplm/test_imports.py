@@ -31,6 +31,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/scheduling": (("hplm.errors",), NO_TORCH),
     "src/hplm/models": ((*PLAIN, "hplm.store", "hplm.plot", "hplm.adapters"), NO_TRITON),
     "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
+    "src/hplm/jobs": ((*STORED, "hplm.housekeeping"), NO_TORCH),
     "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks"), NO_TORCH),
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
     "src/hplm/triton/workarounds": (PLAIN, ("torch", "tritonclient")),
@@ -44,7 +45,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "src/hplm/triton/launcher": ((*PLAIN, "hplm.triton.workarounds"), NO_TORCH),
     "backends": (
-        (*STORED, "hplm.manage", "hplm.serving", "hplm.triton"),
+        (*STORED, "hplm.manage", "hplm.jobs", "hplm.serving", "hplm.triton"),
         NO_TORCH,
     ),
     "clients": (

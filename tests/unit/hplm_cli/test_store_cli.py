@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "store")
     base = put_base(made)
     put_plot(made, "general", base)
-    put_tenant(made, "tenants/films", base)
+    put_tenant(made, "tenants/films/1", base)
     put_bank(made, "fleet", base, ["a", "b"])
     return made
 
@@ -35,7 +35,7 @@ def test_a_store_from_before_the_registry_is_adopted_checked_and_shown(store: St
     assert done.output == "1 bases, 1 domain versions, 3 tenant versions adopted\n"
     assert hplm_store(store, "adopt").output == "0 bases, 0 domain versions, 0 tenant versions adopted\n"
     done = hplm_store(store, "verify")
-    assert (done.exit_code, done.output) == (0, "0 problems, 0 files that nobody uses\n")
+    assert (done.exit_code, done.output) == (0, "0 problems, 0 unused files\n")
     shown = hplm_store(store, "show").output
     assert "3 tenants" in shown
     assert "general" in shown
@@ -44,10 +44,10 @@ def test_a_store_from_before_the_registry_is_adopted_checked_and_shown(store: St
 
 def test_verify_lists_what_is_wrong_and_ends_with_status_1(store: Store) -> None:
     hplm_store(store, "adopt")
-    (store.path("tenants/films") / "weights").write_text("other")
+    (store.path("tenants/films/1") / "weights").write_text("other")
     done = hplm_store(store, "verify")
     assert done.exit_code == 1
-    assert "tenants/films: CORRUPT_ARTIFACT" in done.output
+    assert "tenants/films/1: CORRUPT_ARTIFACT" in done.output
     assert "1 problems" in done.output
     assert "put it back from a backup" in done.output
 
@@ -61,9 +61,9 @@ def test_gc_names_what_it_removes(store: Store) -> None:
         f"uploads/{upload.id}: not used in time",
         "1 removed",
     ]
-    assert hplm_store(store, "gc", "--grace-s", "0").output == "tenants/films: retired\n1 removed\n"
+    assert hplm_store(store, "gc", "--grace-s", "0").output == "tenants/films/1: retired\n1 removed\n"
     assert hplm_store(store, "gc", "--grace-s", "0").output == "0 removed\n"
-    assert not store.path("tenants/films").exists()
+    assert not store.path("tenants/films/1").exists()
 
 
 def test_what_cannot_be_adopted_is_said(store: Store) -> None:

@@ -80,7 +80,7 @@ def test_a_worker_told_to_stop_gives_its_job_back_and_one_killed_loses_it_to_ano
 def test_a_worker_is_heard_within_a_computation_that_never_comes_back(store: Store) -> None:
     code = f"""
 import hashlib, sys
-from hplm_builder.jobs.worker import Worker
+from hplm.jobs.worker_loop import Worker
 
 def hang(self, until_idle):
     sys.modules["hplm_cli.worker"].STOP_S = 2.0

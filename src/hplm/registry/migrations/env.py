@@ -1,4 +1,4 @@
-"""What Alembic runs for every command: the caller's connection, in the caller's transaction."""
+"""Alembic runs this module for every command: it uses the caller's connection and transaction."""
 
 from alembic import context
 

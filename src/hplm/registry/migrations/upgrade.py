@@ -1,4 +1,4 @@
-"""Running the migrations of this folder."""
+"""Runs the migrations of this folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from alembic.config import Config
 from sqlalchemy import Connection
 
 
-def upgrade(connection: Connection, to: str = "head") -> None:
-    """Bring the registry's tables to the newest version, or one before it, in the transaction that `connection` is in."""
+def upgrade(connection: Connection) -> None:
+    """Bring the registry's tables to the newest version, in the transaction that `connection` is in."""
     config = Config()
-    # A '%' in the path would be an interpolation.
+    # Alembic would interpolate a '%' in the path.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, to)
+    command.upgrade(config, "head")

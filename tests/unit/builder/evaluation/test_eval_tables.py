@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from hplm_builder.cli.evaluate import app
 from hplm_builder.data.labelled_files import read_folder
-from hplm_builder.domains.domain_build import DomainSettings, build_domain, publish
+from hplm_builder.domains.domain_build import DomainSettings, publish
 from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.studies.table_scorer import MISSES, hit_rates
 from hplm_builder.evaluation.studies.tables_accuracy import count_corpus, goals_of, table_rows
-from hplm_builder.export import register
+from hplm_builder.jobs.local_builds import build_domain, build_tenant
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tables.pruned_tables import OWN_TABLE, TableSize, VersionTree
 from hplm_builder.tenants.finetune import TrainSettings
-from hplm_builder.tenants.tenant_build import build_tenant
 from rich.progress import Progress
 from typer.testing import CliRunner
 
@@ -28,7 +27,6 @@ from hplm.adapters.tenant import Tenant
 from hplm.core.text import EncodedText, TextEncoder, TextOrPair
 from hplm.engine.open_domain import open_lineage
 from hplm.errors import ConfigError, HplmError, UnknownTenantError
-from hplm.reporting.progress import silent
 from tests import tiny
 from tests.unit.builder.evaluation import evaluated
 from tests.unit.builder.evaluation.evaluated import Place, report_of
@@ -41,11 +39,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Place:
     place = evaluated.make_place(tmp_path_factory.mktemp("tables"))
     corpus = place.folder / "corpus.txt"
     corpus.write_text("\n".join(tiny.sentences(200, seed=5)))
-
-    def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
-        return build_domain(place.store, "tiny", lineage, folder, corpus, DOMAIN, silent, below=above)
-
-    register.publish_domain(place.store, place.base, tiny.PLOT, "medical", build)
+    build_domain(place.store, "tiny", tiny.PLOT, "medical", corpus, DOMAIN, Progress(disable=True))
     return place
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hplm_builder.cli.build import app as builder
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.tokenising import BATCH_CHARACTERS
-from hplm_builder.domains import domain_build
-from hplm_builder.export import register
-from hplm_builder.tables.plot_tables import build_plot
+from hplm_builder.jobs.local_builds import build_tenant
 from hplm_builder.tenants import finetune
 from hplm_builder.tenants.bodies import ADAPTER_AT, HeadModel, adapter_body, fastest_format
 from hplm_builder.tenants.finetune import Trainer, TrainSettings
@@ -36,9 +30,8 @@ from hplm_builder.tenants.prepared import (
     prepare_all,
     sample_of,
 )
-from hplm_builder.tenants.tenant_build import MOST_STEPS, build_tenant, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants.tenant_build import MOST_STEPS, estimate_fine_tune, plot_features, train_tenant
 from rich.progress import Progress
-from typer.testing import CliRunner
 
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
@@ -51,19 +44,13 @@ from hplm.engine import reference
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import (
     ConfigError,
-    ConflictError,
     CorruptArtifactError,
     DataError,
     HplmError,
-    MissingRegistryError,
     TenantNameError,
-    UnknownDomainError,
-    WrongBaseError,
 )
-from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import computing_in
-from hplm.registry.registry import Registry
 from hplm.runtime.memory import count_memory
 from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
 from hplm.serving.request import Request
@@ -76,7 +63,6 @@ from tests import tiny
 from tests.batches import find_labels
 from tests.doubles import ManualClock
 from tests.tasks import colour_data, count_data, place_data, seen_data
-from tests.unit.hplm.manage import making
 
 FAST = TrainSettings(epochs=30, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=10)
 SHORT = replace(FAST, epochs=3)
@@ -364,150 +350,6 @@ def test_a_sample_is_evenly_from_all_over_a_part() -> None:
     assert sample_of([], 64) == []
 
 
-@pytest.mark.parametrize(
-    ("rows", "file", "options", "reduced", "says_so"),
-    [
-        (making.names(), "names.jsonl", (), 12, True),
-        (making.names(), "names.jsonl", ("--reduction-factor", "16"), 3, False),
-        (making.colours(), "colours.csv", (), 3, False),
-        (making.colours(), "colours.csv", ("--reduction-factor", "4"), 12, False),
-    ],
-    ids=["tagging", "narrow-tagging", "classification", "wide-classification"],
-)
-def test_a_tagging_that_is_built_is_wide_unless_told_otherwise(
-    tmp_path: Path, rows: str, file: str, options: tuple[str, ...], reduced: int, says_so: bool
-) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    (tmp_path / file).write_text(rows)
-    command = ["tenant", "acme", "--store", str(store.root), "--base", "tiny", "--plot", "general", "--epochs", "1"]
-    done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file), *options], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert ("exported with --reduction-factor 4" in done.output) == says_so
-    assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
-    # A second build keeps the width, because servers may have no wider slots.
-    done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file)], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert "exported with" not in done.output
-    assert tiny.folder_of(store, "acme") == store.tenant_version("acme", 2)
-    assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
-
-
-def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    for version in (1, 2):
-        card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-        assert tiny.folder_of(store, "acme") == store.tenant_version("acme", version)
-        assert tenants.load_card(tiny.folder_of(store, "acme")) == card
-
-
-def test_a_tenant_is_not_built_again_with_other_labels_also_one_of_a_bank(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    (member,) = tiny.make_fleet(store, bases.load(store.base("tiny")), 1)
-    for name in ("alpha", member.card.name):
-        with pytest.raises(DataError, match="exists with other labels"):
-            build_tenant(store, "tiny", "general", name, colour_data(), SHORT, Progress(disable=True))
-
-
-def test_a_tenant_whose_files_are_gone_is_built_again(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    shutil.rmtree(tiny.folder_of(store, "alpha"))
-    build_tenant(store, "tiny", "general", "alpha", colour_data(), SHORT, Progress(disable=True))
-    assert tenants.load_card(tiny.folder_of(store, "alpha")).labels == colour_data().labels
-
-
-def test_a_version_whose_folder_is_there_already_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    store.tenant_version("acme", 1).mkdir(parents=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hplm_builder.tenants.tenant_build.train_tenant", lambda *_, **__: pytest.fail("it was trained"))
-        with pytest.raises(ConflictError):
-            build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-
-
-def test_a_tenant_of_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    tiny.make_base(store, tiny.config(name="second"), seed=1)
-    build_plot(store, "second", "seconds", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
-    build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-    untrained = Progress(disable=True)
-    with pytest.raises(DataError, match="'acme' stands on base 'tiny': delete it first"):
-        build_tenant(store, "second", "seconds", "acme", colour_data(), SHORT, untrained)
-    assert not untrained.tasks
-
-
-def make_domain(store: Store, base: Base, name: str, above: str = tiny.PLOT) -> None:
-    """A small domain below another."""
-
-    def build(lineage: list[str], over: str, folder: Path) -> dict[str, Any]:
-        grams = np.unique(np.random.default_rng(0).integers(5, 10, (20, base.config.window)), axis=0)
-        return domain_build.publish(folder, base, base.load_lower(), grams, {})
-
-    register.publish_domain(store, base, above, name, build)
-
-
-def test_a_tenant_is_not_built_over_a_root_that_is_called_as_a_domain_below_another(tmp_path: Path) -> None:
-    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
-    make_domain(store, base, "law")
-    build_plot(store, "tiny", "law", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
-    untrained = Progress(disable=True)
-    with pytest.raises(DataError, match="'law' is a domain below another too"):
-        build_tenant(store, "tiny", "law", "acme", colour_data(), SHORT, untrained)
-    assert not untrained.tasks
-
-
-def test_a_tenant_over_a_domain_is_not_built_over_its_root_instead(tmp_path: Path) -> None:
-    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
-    make_domain(store, base, "law")
-    card = build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-    tiny.publish(store, base, "law", replace(tiny.load_tenant(store, base, "acme"), card=card))
-    with pytest.raises(DataError, match="stands on domain 'law'"):
-        build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-    # Nor does a domain's next version stand elsewhere.
-    make_domain(store, base, "tax", above="law")
-    with pytest.raises(DataError, match="'tax' is below 'law'"):
-        make_domain(store, base, "tax")
-    assert [register.parent_of(store, "tiny", name) for name in ("general", "law", "tax", "none")] == [
-        *(None, "general", "law", None)
-    ]
-
-
-def test_no_version_of_another_root_is_built_below_the_root(tmp_path: Path) -> None:
-    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
-    build_plot(store, "tiny", "law", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
-    register.name_root(store, base, "law")
-    with pytest.raises(DataError, match="'law' is the root of a tree"):
-        make_domain(store, base, "law")
-    assert register.parent_of(store, "tiny", "law") is None
-
-
-def test_the_tables_of_another_base_are_no_root_of_this_one(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    second = tiny.make_base(store, tiny.config(name="second"), seed=1)
-
-    def build(lineage: list[str], above: str, folder: Path) -> dict[str, Any]:
-        raise AssertionError("nothing is to be trained over them")
-
-    with pytest.raises(WrongBaseError, match="PLOT 'general' was built for another base than 'second'"):
-        register.publish_domain(store, second, tiny.PLOT, "law", build)
-    with pytest.raises(WrongBaseError, match="build plot --base second"):
-        register.lineage_of(store, second, tiny.PLOT)
-    with pytest.raises(UnknownDomainError):
-        register.lineage_of(store, second, "none")
-    with closing(Registry.open(store)) as registry, pytest.raises(UnknownDomainError):
-        registry.current_domain("second", tiny.PLOT)
-
-
-def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:
-    store, base = tiny.opened(tiny.make_repository(tmp_path).parent)
-    trained, made_up = tiny.fleet_of(base, 2)
-    card = replace(trained.card, about={"scores": {"dev_accuracy": 0.9}})
-    tiny.make_bank(store, base, [replace(trained, card=card), made_up])
-    with closing(Registry.open(store)) as registry:
-        about, nothing = (registry.tenant(one.card.name).current.about for one in (trained, made_up))
-    assert about == {"scores": {"dev_accuracy": 0.9}, "task": card.task, "labels": list(card.labels), "texts": 1}
-    assert nothing == {}
-
-
 def test_data_whose_features_the_memory_cannot_hold_are_refused_before_and_while_they_are_computed(
     tiny_base: Base, lookup: OpenDomain
 ) -> None:
@@ -528,17 +370,6 @@ def test_a_containers_limit_counts_as_its_memory(tmp_path: Path) -> None:
     for written, wanted in (("max\n", machine), ("500000000\n", 500_000_000), (f"{machine * 2}\n", machine)):
         (tmp_path / "memory.max").write_text(written)
         assert count_memory(tmp_path) == wanted
-
-
-def test_a_builder_never_makes_an_empty_registry_over_tenants_that_are_there(tmp_path: Path) -> None:
-    store = Store(tiny.make_repository(tmp_path).parent / "store")
-    for path in store.root.glob("registry.sqlite*"):
-        path.unlink()
-    untrained = Progress(disable=True)
-    with pytest.raises(MissingRegistryError, match="hplm store adopt"):
-        build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, untrained)
-    assert not untrained.tasks
-    assert not list(store.root.glob("registry.sqlite*"))
 
 
 def test_a_published_tenant_reads_back_bit_by_bit(tiny_base: Base, tiny_store: Store, tmp_path: Path) -> None:

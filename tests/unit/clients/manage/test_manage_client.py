@@ -27,7 +27,7 @@ from hplm.errors import HplmError, UnreachableError, from_wire
 from hplm.manage.service import ManageService
 from hplm.registry import schema
 from hplm.registry.registry import Registry
-from hplm.registry.uploads import leave_uploads
+from hplm.registry.uploads import expire_uploads
 from hplm.serving import request as requests
 from hplm.serving.manage_stage import answered
 from hplm.serving.watch_stage import WatchStage
@@ -103,7 +103,7 @@ def registry(store: Store) -> Iterator[Registry]:
 def transport(request: pytest.FixtureRequest, store: Store) -> Iterator[InProcess]:
     settings = ManagerSettings("", "tiny", "general", upload_chunk_bytes=100)
     with closing(ManageService(store, settings)) as service:
-        watching = WatchStage(service.handle)
+        watching = WatchStage(service.job_state)
         watching.start()
         yield InProcess(service.handle, watching, request.param)
         watching.stop()
@@ -254,7 +254,7 @@ def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
         pages.append(answer["uploads"])
         if len(pages) == 1:
             with registry._database.writing() as connection:
-                leave_uploads(connection, [pages[0][-1]["id"]])
+                expire_uploads(connection, [pages[0][-1]["id"]])
         return answer
 
     transport.handle = handle

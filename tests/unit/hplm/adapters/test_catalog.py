@@ -107,7 +107,7 @@ def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it
         until(lambda: catalog.find("beta").number == 1)
         now[0] = REMEMBER_S + 1
         until(lambda: sorted(name for names in told[1:] for name in names) == ["alpha 1", "beta 2"])
-    assert "the next look tries again" in caplog.text
+    assert "the next poll tries again" in caplog.text
 
 
 def test_tenants_of_another_base_are_unknown_here(store: Store, tiny_base: Base) -> None:
@@ -130,12 +130,12 @@ def test_a_catalog_goes_on_with_what_it_knows_when_the_registry_is_lost(
         for path in store.root.glob("registry.sqlite*"):
             path.unlink()
         (store.root / "registry.sqlite").write_bytes(b"not a database at all" * 100)
-        until(lambda: any("goes on being served" in r.message for r in caplog.records))
+        until(lambda: any("stay served" in r.message for r in caplog.records))
         failures = catalog.failures
         until(lambda: catalog.failures > failures)
         assert catalog.find("alpha").name == "alpha"
         # Said once, however often it is so.
-        assert len([r for r in caplog.records if "goes on being served" in r.message]) == 1
+        assert len([r for r in caplog.records if "stay served" in r.message]) == 1
 
 
 def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_unknown_or_crossed(
@@ -261,7 +261,7 @@ def test_a_look_that_hangs_counts_as_one_that_failed_and_is_not_waited_for(
         assert entered.wait(10)
         until(lambda: raised(lambda: catalog.find("late")) is errors.RegistryUnavailableError)
         assert catalog.failures == 1
-        assert "a look at the registry hangs" in caplog.text
+        assert "a poll of the registry hangs" in caplog.text
         begun_s = time.monotonic()
         catalog.close()
         assert time.monotonic() - begun_s < 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hplm.housekeeping.inventory import Found, Kind, look
+from hplm.housekeeping.inventory import Kind, StoreEntry, list_entries
 from hplm.registry.records import Snapshot
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -21,11 +21,11 @@ def publish(store: Store, registry: Registry, base: str, name: str, expected: in
 
 
 def paths(store: Store) -> set[str]:
-    return {found.path for found in look(store)}
+    return {entry.path for entry in list_entries(store)}
 
 
-def found(path: str, kind: Kind, age_s: float = 1000.0, held: bool = False) -> Found:
-    return Found(path, kind, 1, NOW_S - age_s, held)
+def found(path: str, kind: Kind, age_s: float = 1000.0, held: bool = False) -> StoreEntry:
+    return StoreEntry(path, kind, 1, NOW_S - age_s, held)
 
 
 def fill(store: Store, base: str) -> None:
@@ -33,7 +33,7 @@ def fill(store: Store, base: str) -> None:
     put_domain(store, "domains/b/law/1", base, "plots/general")
     put_domain(store, "domains/b/law/3", base, "plots/general")
     put_domain(store, "domains/b/tax/1", base, "domains/b/law/1")
-    put_tenant(store, "tenants/old", base)
+    put_tenant(store, "tenants/old/1", base)
     put_tenant(store, "tenants/old/2", base, "domains/b/tax/1")
     put_tenant(store, "tenants/new/9", base, "domains/b/law/3")
     put_tenant(store, "tenants/new/10", base, "domains/b/law/3")

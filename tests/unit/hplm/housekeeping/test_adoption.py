@@ -57,12 +57,12 @@ def test_what_cannot_be_adopted_is_skipped_with_the_reason(card: Card, why: str)
     plan = plan_adoption([*tree, card], NOTHING)
     assert (len(plan.domains), plan.tenants) == (1, ())
     (skipped,) = plan.skipped
-    assert skipped.path == card.found.path
+    assert skipped.path == card.entry.path
     assert why in skipped.why
 
 
 def test_what_names_no_domain_goes_to_the_root_that_is_named_or_to_general_or_is_skipped() -> None:
-    tenant = Card(found("tenants/a", "tenant"), "f")
+    tenant = Card(found("tenants/a/1", "tenant"), "f")
 
     def home(*roots: str, root: str = "") -> str | None:
         cards = [Card(found("bases/b", "base"), "f"), *(Card(found(f"plots/{name}", "plot"), "f") for name in roots)]
@@ -132,7 +132,7 @@ def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
     garbage_collection.adopt(store, registry, NOW_S)
     registry.rollback_tenant("old", 1)
     registry.delete_tenant("a", NOW_S)
-    put_tenant(store, "tenants/late", base)
+    put_tenant(store, "tenants/late/1", base)
     # A killed job's: neither served nor adopted.
     put_tenant(store, "tenants/old/3", base)
     plan = garbage_collection.adopt(store, registry, NOW_S)
@@ -175,7 +175,7 @@ def test_a_branch_that_has_the_name_of_a_plot_keeps_nothing_else_from_adoption(
     fill(store, base)
     put_domain(store, "domains/b/general/1", base, "plots/general")
     plan = garbage_collection.adopt(store, registry, NOW_S)
-    assert [(one.path, "has its name" in one.why) for one in plan.skipped] == [("domains/b/general/1", True)]
+    assert [(one.path, "is also called" in one.why) for one in plan.skipped] == [("domains/b/general/1", True)]
     assert {"old", "new", "a", "b"} <= {one.name for one in registry.tenants()}
 
 
@@ -191,7 +191,7 @@ def test_an_adoption_is_all_or_nothing_and_not_over_what_was_changed_meanwhile(
     # Retired since, which is no generation.
     for gone in ([NewDomain("b", "law", 1, "domains/b/law/1", "plots/gone", {})], []):
         tenant = NewTenant("z", 1, "tenants/z/1", "plots/gone", {})
-        with pytest.raises(ConflictError, match="look again"):
+        with pytest.raises(ConflictError, match="run the command again"):
             registry.adopt(generation, [], gone, [] if gone else [tenant], NOW_S)
     publish(store, registry, base, "x")
     with pytest.raises(ConflictError):
@@ -204,13 +204,13 @@ def test_nothing_is_adopted_over_a_base_that_was_registered_or_replaced_meanwhil
     # As by `hplm build base` beside it, the second time with other weights.
     for fingerprint in ("f", "g"):
         registry.publish_base("b", fingerprint, "bases/b", NOW_S)
-        with pytest.raises(ConflictError, match="look again"):
+        with pytest.raises(ConflictError, match="run the command again"):
             registry.adopt(generation, [BaseRecord("b", "f", "bases/b")], law, [], NOW_S)
         generation = registry.generation()
     # The same once more is no change.
     registry.publish_base("b", "g", "bases/b", NOW_S)
     registry.adopt(generation, [], law, [], NOW_S)
-    with pytest.raises(ConflictError, match="look again"):
+    with pytest.raises(ConflictError, match="run the command again"):
         registry.adopt(generation, [], law, [], NOW_S)
     assert [one.name for one in registry.domains()] == ["law"]
 
@@ -277,12 +277,12 @@ def test_files_that_nobody_uses_are_no_problem_but_named(
     publish(store, registry, base, "films")
     registry.next_number("films")
     put_tenant(store, "tenants/films/2", base)
-    put_tenant(store, "tenants/other", base)
+    put_tenant(store, "tenants/other/1", base)
     verdict = garbage_collection.verify(store, registry, time.time() + 1000)
     assert verdict.problems == ()
     assert {(one.where, one.what.split("`")[1]) for one in verdict.loose} == {
         ("tenants/films/2", "hplm store gc"),
-        ("tenants/other", "hplm store adopt"),
+        ("tenants/other/1", "hplm store adopt"),
     }
 
 

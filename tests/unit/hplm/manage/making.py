@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hplm_builder.jobs.job_progress import LeaseTimes
-from hplm_builder.jobs.worker import Worker
+from hplm_builder.data.labelled_files import read_data
+from hplm_builder.domains.domain_build import DomainSettings
+from hplm_builder.jobs.handlers import load_handlers
+from hplm_builder.jobs.local_builds import build_domain, build_tenant
 from hplm_builder.tables.plot_tables import build_plot
+from hplm_builder.tenants.finetune import TrainSettings
 from rich.progress import Progress
 
 from hplm.core.settings import ManagerSettings
+from hplm.jobs.lease import JobTimings
+from hplm.jobs.worker_loop import Worker
 from hplm.manage.service import ManageService
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -111,8 +116,27 @@ def create_domain(service: ManageService, name: str = "law", content: str | None
 
 def work(store: Store, later_s: float = 0.0) -> None:
     """A worker does all there is to do; its clock is `later_s` ahead, and it takes a lease that is over at once."""
-    times = LeaseTimes(watch_s=0.0, seen_s=0.0)
-    Worker(store, "w", times=times, clock=lambda: time.time() + later_s).run(until_idle=True)
+    timings = JobTimings(watch_s=0.0, serve_wait_s=0.0)
+    Worker(store, "w", load_handlers, timings=timings, clock=lambda: time.time() + later_s).run(until_idle=True)
+
+
+def build(store: Store, change: str) -> None:
+    """Build what a change of `test_crashes` makes, as `hplm build tenant` and `hplm build domain` do."""
+    kind, name = {
+        "create-tenant": ("tenant", "new"),
+        "update-tenant": ("tenant", "acme"),
+        "create-domain": ("domain", "new"),
+        "update-domain": ("domain", "law"),
+    }[change]
+    bars, source = Progress(disable=True), store.root.parent / ("train.csv" if kind == "tenant" else "corpus.txt")
+    if kind == "tenant":
+        source.write_text(colours(is_swapped=True))
+        build_tenant(store, "tiny", "law", name, read_data(source), TrainSettings(epochs=1), bars)
+    else:
+        source.write_text(corpus(seed=2))
+        settings = DomainSettings(total_tokens=400, warmup_tokens=400, top_percent=20.0, min_corpus_tokens=300)
+        build_domain(store, "tiny", None if name == "law" else "law", name, source, settings, bars, device="cpu")
+    assert source.exists()
 
 
 def failure(registry: Registry, job: str, code: str) -> str:

@@ -45,6 +45,10 @@ class Nursery:
         """The manager answers a request, and is killed as a worker is; its exit status."""
         return self._run(store=str(store), crash_at=crash_at, request=request, kill_after_s=kill_after_s)
 
+    def build(self, store: Path, change: str, crash_at: str | None = None, *, kill_after_s: float | None = None) -> int:
+        """A command builds a tenant or domain, see `making.build`, and may be killed as a worker is; its exit status."""
+        return self._run(store=str(store), crash_at=crash_at, change=change, kill_after_s=kill_after_s)
+
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -73,17 +77,20 @@ def _child(command: dict[str, Any]) -> None:
     store = Store(Path(command["store"]))
     if "request" in command:
         making.ask(making.make_service(store), **command["request"])
+    elif "change" in command:
+        os.environ["HPLM_CACHE"] = str(store.root.parent / "cache")
+        making.build(store, command["change"])
     else:
         making.work(store, command["later_s"])
 
 
 def main() -> None:
     import torch
-    from hplm_builder.jobs import handlers
+    from hplm_builder.jobs.handlers import load_handlers
 
     from tests.unit.hplm.manage import making
 
-    assert handlers
+    assert load_handlers()
     assert making
     torch.set_num_threads(1)
     # The first step of an optimiser imports hundreds of modules.

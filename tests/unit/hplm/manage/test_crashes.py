@@ -243,6 +243,31 @@ def test_a_worker_killed_anywhere_leaves_one_version_or_the_other_and_another_wo
         check_clean(store, registry)
 
 
+@pytest.mark.parametrize("point", OF_JOBS)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_build_killed_anywhere_leaves_one_version_or_the_other_and_no_worker_takes_its_job(
+    store: Store, nursery: Nursery, change: str, point: str
+) -> None:
+    one, has_published = CHANGES[change], point in PUBLISHED
+    with closing(Registry.open(store)) as registry:
+        before = {job.id for job in registry.jobs()}
+        assert nursery.build(store.root, change, point) == KILLED
+        check_sound(store, registry)
+        assert one.versions(registry) == one.before + has_published
+        work(store, later_s=LEASE_S)
+        (job,) = [registry.job(job.id) for job in registry.jobs() if job.id not in before]
+        assert job.state == ("done" if has_published else "failed")
+        if job.error is not None:
+            assert job.error["code"] == "WORKER_LOST"
+        assert one.versions(registry) == one.before + has_published
+        check_clean(store, registry)
+        # The command is run again.
+        assert nursery.build(store.root, change) == 0
+        assert one.versions(registry) == one.before + has_published + 1
+        check_sound(store, registry)
+        check_clean(store, registry)
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("change", CHANGES)
 def test_workers_killed_at_any_time_leave_one_version_or_the_other_and_another_worker_finishes(

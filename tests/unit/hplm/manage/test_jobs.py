@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hplm_builder.jobs.job_progress import LeaseTimes
-from hplm_builder.jobs.worker import Worker
+from hplm_builder.jobs.handlers import load_handlers
 from hplm_builder.tenants import tenant_job
 
 from hplm.adapters import tenant as tenants
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError, ConflictError, DataError, UnknownDomainError
 from hplm.housekeeping import garbage_collection
+from hplm.jobs.lease import JobTimings
+from hplm.jobs.worker_loop import Worker
 from hplm.manage.service import ManageService
 from hplm.models import base as bases
 from hplm.registry.registry import Registry
@@ -105,15 +106,10 @@ def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_thro
     with closing(make_service(store, reduction_factor=4)) as service:
         create_tenant(service, "colours")
         create_tenant(service, "names", names(), file="train.jsonl")
-        said = registry.job(create_tenant(service, "early", names(), file="train.jsonl"))
-        ask(service, "job.cancel", job=said.id)
     with closing(make_service(store, reduction_factor=24)) as service:
         create_tenant(service, "small")
-    # As a job that was queued before servers said it.
-    request = {key: value for key, value in said.request.items() if key != "reduction_factor"}
-    registry.submit_job(said.kind, said.subject, request, time.time())
     work(store)
-    assert widths("colours", "names", "early", "small") == [hidden // 16, hidden // 4, hidden // 16, hidden // 24]
+    assert widths("colours", "names", "small") == [hidden // 16, hidden // 4, hidden // 24]
     with closing(make_service(store, reduction_factor=16)) as service:
         update(service, "names", names(), file="train.jsonl")
     work(store)
@@ -127,7 +123,7 @@ def test_an_uploads_ending_may_be_in_capitals(service: ManageService, store: Sto
     assert registry.tenant("acme").current.number == 1
 
 
-def test_a_job_reads_the_columns_that_its_request_named_and_one_from_before_the_usual_ones(
+def test_a_job_reads_the_columns_that_its_request_named(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
     tickets = "\ufeff" + colours().replace("text,label", "Body;Category").replace(",", ";").replace("\n", "\r")
@@ -139,12 +135,6 @@ def test_a_job_reads_the_columns_that_its_request_named_and_one_from_before_the_
     job = update(service, "tickets", tickets.replace("Body", "Text"))
     work(store)
     assert "there are 'Text', 'Category'" in failure(registry, job, "BAD_DATA")
-    # As before requests had columns.
-    before = {key: value for key, value in registry.job(create_tenant(service)).request.items() if key != "columns"}
-    source = {"train": {"upload": upload(service, colours())}}
-    registry.submit_job("tenant.create", "tenant:old", {**before, "tenant": "old", "data": source}, time.time())
-    work(store)
-    assert registry.tenant("old").current.number == 1
 
 
 def test_an_update_is_a_new_version_that_goes_on_from_the_one_before(
@@ -187,7 +177,7 @@ def test_a_job_ends_when_servers_have_had_time_to_see_its_version(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
     job = create_tenant(service, "acme")
-    Worker(store, "w", times=LeaseTimes(seen_s=0.5)).run(until_idle=True)
+    Worker(store, "w", load_handlers, timings=JobTimings(serve_wait_s=0.5)).run(until_idle=True)
     done = registry.job(job)
     assert done.ended_s is not None
     assert done.ended_s - registry.tenant("acme").current.created_s >= 0.5
@@ -298,7 +288,7 @@ def test_a_roll_back_goes_before_an_update_that_waits_and_after_one_that_has_pub
     work(store)
     job = update(service, "acme", colours(is_swapped=True))
     assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
-    with at_work(store, times=LeaseTimes(seen_s=60.0)):
+    with at_work(store, timings=JobTimings(serve_wait_s=60.0)):
         until(lambda: registry.tenant("acme").current.number == 3)
         assert registry.job(job).state == "running"
         assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1

@@ -165,7 +165,7 @@ def test_a_tenant_of_another_base_is_made_by_the_manager_of_its_own_server(
 ) -> None:
     publish_second(registry, "general-second")
     publish(registry, "acme", domain="general-second", base="second")
-    other = "serves base 'tiny': for a tenant of base 'second' ask the manager of the server that serves that one"
+    other = "serves base 'tiny': for a tenant of base 'second' ask the manager of the server that serves that base"
     with pytest.raises(BadManageRequestError, match=other):
         create_tenant(service, "other", base="second", domain="general-second")
     with pytest.raises(BadManageRequestError, match=other):
@@ -281,7 +281,8 @@ def test_a_corpus_far_too_small_is_refused_before_a_worker_sees_it(store: Store)
     with closing(make_service(store, min_corpus_tokens=50_000)) as service:
         source = {"upload": upload(service, "too short\n", "c.txt")}
         with pytest.raises(
-            CorpusTooSmallError, match="10 bytes, so no more tokens; a domain needs 50,000: at least 49,990 more"
+            CorpusTooSmallError,
+            match="10 bytes, so no more tokens; a domain needs 50,000 tokens: send at least 49,990 more",
         ):
             ask(service, "domain.create", domain="law", corpus=source)
 

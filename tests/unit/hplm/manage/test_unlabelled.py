@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hplm_builder.jobs.job_progress import JobReport
 
+from hplm.jobs.lease import JobLease
 from hplm.manage.service import ManageService
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -44,13 +44,13 @@ def test_progress_goes_through_all_steps_and_never_back(
     service: ManageService, store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[str, float]] = []
-    really = JobReport.__call__
+    really = JobLease.report
 
-    def report(job: JobReport, step: str, progress: float) -> None:
+    def report(job: JobLease, step: str, progress: float) -> None:
         told.append((step, progress))
         really(job, step, progress)
 
-    monkeypatch.setattr(JobReport, "__call__", report)
+    monkeypatch.setattr(JobLease, "report", report)
     submit(service, MORE)
     work(store)
     assert list(dict.fromkeys(step for step, _ in told)) == STEPS

@@ -79,7 +79,7 @@ def test_whatever_chunks_come_again_or_overlap_the_file_is_what_was_sent(
 def test_a_chunk_out_of_order_is_refused_with_where_to_go_on(uploads: Uploads) -> None:
     upload = start(uploads, b"0123456789")
     send(uploads, upload, b"01234")
-    with pytest.raises(UploadError, match="5 bytes are here: go on there"):
+    with pytest.raises(UploadError, match="5 bytes have arrived: go on there"):
         send(uploads, upload, b"89", 8)
     assert send(uploads, upload, b"56789", 5) == 10
 
@@ -112,7 +112,7 @@ def test_what_is_not_what_was_announced_is_dropped_whole(uploads: Uploads, regis
 def test_an_unfinished_upload_is_no_file_yet_and_finishing_twice_is_once(uploads: Uploads) -> None:
     upload = start(uploads, b"good")
     send(uploads, upload, b"go")
-    with pytest.raises(UploadError, match="2 of 4 bytes are here"):
+    with pytest.raises(UploadError, match="2 of 4 bytes have arrived"):
         uploads.finish(upload)
     with pytest.raises(UploadError, match="not finished"):
         uploads.path(upload)
@@ -135,7 +135,7 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
     with pytest.raises(UploadError, match="at most 1,000 are accepted"):
         start(uploads, b"x" * 1001)
     first = start(uploads, b"x" * 1000)
-    with pytest.raises(QueueFullError, match="1,000 bytes are uploaded and not yet used"):
+    with pytest.raises(QueueFullError, match="uploads of 1,000 bytes wait already"):
         start(uploads, b"x" * 501)
     uploads.consume([first])
     start(uploads, b"x" * 501)
@@ -144,7 +144,7 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
 def test_too_many_files_are_refused_however_small_they_are(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploading, "MOST_UPLOADS", 2)
     first, _ = start(uploads, b"x"), start(uploads, b"x")
-    with pytest.raises(QueueFullError, match="2 files are uploaded and not yet used, or on their way"):
+    with pytest.raises(QueueFullError, match="2 uploads wait or are on their way"):
         start(uploads, b"x")
     uploads.consume([first])
     start(uploads, b"x")
@@ -223,7 +223,7 @@ def test_an_upload_of_which_nothing_comes_gives_its_room_back_sooner(uploads: Up
     begun = start(uploads, b"x" * 500)
     send(uploads, begun, b"x")
     start(uploads, b"x" * 1000)
-    with pytest.raises(QueueFullError, match="1,500 bytes are uploaded and not yet used"):
+    with pytest.raises(QueueFullError, match="uploads of 1,500 bytes wait already"):
         start(uploads, b"x" * 1000, now_s=NOW_S + 1500)
     other = start(uploads, b"x" * 1000, now_s=NOW_S + 2000)
     assert {upload.id for upload in registry.uploads()} == {begun, other}

@@ -61,7 +61,7 @@ def put_base(store: Store, name: str = "b") -> str:
 
 def put_plot(store: Store, name: str, base: str) -> None:
     for level in ("root", "bigram", "unigram"):
-        put(store, f"plots/{name}/{level}", "plot-table", base=base)
+        put(store, f"plots/{name}/{level}", "plot-table", base=base, size=3)
 
 
 def put_domain(store: Store, path: str, base: str, parent: str = "") -> None:

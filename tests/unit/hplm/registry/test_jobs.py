@@ -8,7 +8,7 @@ import pytest
 
 from hplm.core import wire
 from hplm.errors import LeaseLostError, RegistryUnavailableError, UnknownJobError
-from hplm.registry.records import UNFINISHED, DomainVersion, Job
+from hplm.registry.records import PLAN, UNFINISHED, DomainVersion, Job
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.unit.hplm.registry.making import NOW_S, publish, publish_branch
@@ -56,7 +56,7 @@ def test_jobs_are_listed_newest_first_and_by_state(registry: Registry) -> None:
     assert registry.count_jobs(NOW_S + LEASE_S - 1) == {"queued": 1, "running": 1, "cancelled": 1}
     assert registry.count_jobs(NOW_S + LEASE_S + 1) == {"queued": 1, "lost": 1, "cancelled": 1}
     # By the clock alone it would be.
-    living = registry.count_jobs(NOW_S + LEASE_S + 1, lapsed=lambda over: set())
+    living = registry.count_jobs(NOW_S + LEASE_S + 1, expired=lambda over: set())
     assert living == {"queued": 1, "running": 1, "cancelled": 1}
 
 
@@ -75,11 +75,11 @@ def test_where_nothing_is_free_jobs_are_looked_through_once_so_not_while_others_
     claimed(registry)
     looks: list[object] = []
 
-    def lapsed(over: object) -> set[str]:
+    def expired(over: object) -> set[str]:
         looks.append(over)
         return set()
 
-    assert registry.claim_job("another", NOW_S, LEASE_S, lapsed=lapsed) is None
+    assert registry.claim_job("another", NOW_S, LEASE_S, expired=expired) is None
     assert len(looks) == 1
 
 
@@ -151,7 +151,7 @@ def test_a_lease_that_ran_out_is_anothers_and_the_first_worker_hears_of_it(regis
         lambda: registry.finish_job(job.id, "first", NOW_S),
         lambda: registry.release_job(job.id, "first", NOW_S),
     ):
-        with pytest.raises(LeaseLostError, match="with second"):
+        with pytest.raises(LeaseLostError, match="second runs it"):
             late()
     assert registry.job(job.id) == again
 
@@ -164,7 +164,7 @@ def test_a_lease_that_ran_out_while_the_registry_was_away_can_be_left_to_its_wor
     late_s = NOW_S + 10 * LEASE_S
     # What waits can be taken all the same.
     for expected in (other.id, None):
-        found = registry.claim_job("second", late_s, LEASE_S, lapsed=lambda over: ())
+        found = registry.claim_job("second", late_s, LEASE_S, expired=lambda over: ())
         assert (found.id if found else None) == expected
     registry.report_job(job.id, "first", late_s, LEASE_S, step="", progress=0.5, eta_s=None)
     assert registry.job(job.id).attempts == 1
@@ -245,9 +245,8 @@ def test_jobs_of_one_subject_run_one_after_another(registry: Registry) -> None:
     assert claimed(registry, worker="z").id == second.id
 
 
-@pytest.mark.parametrize("base", ["b", None])
-def test_a_tenants_job_waits_while_one_of_its_domain_runs(registry: Registry, base: str | None) -> None:
-    named = {"base": base} if base else {}
+def test_a_tenants_job_waits_while_one_of_its_domain_runs(registry: Registry) -> None:
+    named = {"base": "b"}
     domain = submit(registry, "domain:b/law")
     assert claimed(registry, worker="x").id == domain.id
     waiting = submit(registry, "tenant:a", domain="law", **named)
@@ -346,3 +345,60 @@ def test_a_job_given_back_is_queued_as_if_it_had_not_begun(registry: Registry) -
     registry.cancel_job(job.id, NOW_S)
     registry.release_job(job.id, "w", NOW_S)
     assert registry.job(job.id).state == "cancelled"
+
+
+def start_local(registry: Registry, subject: str, after_s: float = 0.0, worker: str = "command") -> Job:
+    kind = f"{subject.partition(':')[0]}.create"
+    return registry.start_local_job(kind, subject, {"dry_run": False}, worker, NOW_S + after_s, LEASE_S)
+
+
+def test_a_local_job_runs_from_the_start_and_no_worker_ever_takes_it(registry: Registry) -> None:
+    job = start_local(registry, "tenant:a")
+    assert (job.state, job.worker, job.local, job.attempts) == ("running", "command", True, 1)
+    behind = submit(registry, "tenant:a")
+    assert claim(registry) is None
+    # Its command is lost: its job fails, and the next of the tenant begins.
+    assert claimed(registry, LEASE_S + 1).id == behind.id
+    lost = registry.job(job.id)
+    assert lost.error is not None
+    assert (lost.state, lost.error["code"]) == ("failed", "WORKER_LOST")
+    assert "run the command again" in lost.error["message"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_lost_local_job_that_has_published_is_done_and_one_that_was_to_be_cancelled_is_cancelled(
+    registry: Registry, root: DomainVersion, is_cancelled: bool
+) -> None:
+    made, other = start_local(registry, "tenant:films"), start_local(registry, "tenant:other")
+    registry.publish_tenant("films", root.id, "tenants/films/1", NOW_S, about={"job": made.id}, number=1, expected=None)
+    if is_cancelled:
+        for job in (made, other):
+            registry.cancel_job(job.id, NOW_S)
+    assert claim(registry, LEASE_S + 1) is None
+    done = registry.job(made.id)
+    assert (done.state, done.result, done.error) == ("done", {"version": 1, "published": True}, None)
+    assert registry.job(other.id).state == ("cancelled" if is_cancelled else "failed")
+
+
+def test_a_local_job_begins_only_when_its_subject_has_no_other_job_and_ends_those_that_are_lost(
+    registry: Registry,
+) -> None:
+    first = start_local(registry, "tenant:a", worker="killed")
+    assert start_local(registry, "tenant:a", LEASE_S - 1).id == first.id
+    second = start_local(registry, "tenant:a", LEASE_S + 1)
+    assert (second.worker, registry.job(first.id).state) == ("command", "failed")
+    waiting = submit(registry, "tenant:b")
+    assert start_local(registry, "tenant:b", 10 * LEASE_S).id == waiting.id
+    claimed(registry)
+    assert start_local(registry, "tenant:b", 10 * LEASE_S).id == waiting.id
+    # A dry run waits for nobody.
+    submit(registry, f"{PLAN}tenant:c")
+    assert start_local(registry, f"{PLAN}tenant:c").local
+
+
+@pytest.mark.parametrize(("is_counted", "state"), [(False, "cancelled"), (True, "failed")])
+def test_a_local_job_that_is_given_back_ends(registry: Registry, is_counted: bool, state: str) -> None:
+    job = start_local(registry, "tenant:a")
+    assert not registry.release_job(job.id, "command", NOW_S, counted=is_counted)
+    assert registry.job(job.id).state == state
+    assert claim(registry) is None

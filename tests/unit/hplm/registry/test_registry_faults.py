@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from hplm_builder.export.register import parent_of
 from sqlalchemy import insert, select, text
 
 from hplm.errors import (
@@ -29,7 +27,6 @@ from hplm.errors import (
 )
 from hplm.registry import migrations, schema
 from hplm.registry.database import POSTGRES_OPTIONS, STOPPED_S, Database
-from hplm.registry.migrations.upgrade import upgrade
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.postgres import PostgresServer
@@ -84,46 +81,16 @@ def test_the_migrations_make_the_tables_that_the_code_expects(registry: Registry
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
 
 
-def test_a_registry_of_the_first_schema_is_brought_up_to_date_with_all_that_is_in_it(store: Store) -> None:
-    database = Database(store, writer=True, create=True)
-    with database._locked(), database._transaction(True) as connection:
-        upgrade(connection, "0001")
-        for table, values in (
-            (schema.bases, {"name": "b", "fingerprint": "f", "path": "bases/b", "created_s": NOW_S}),
-            (schema.domains, {"base": "b", "name": "general", "current_id": 1, "last_number": 1}),
-            (
-                schema.domain_versions,
-                {"domain_id": 1, "number": 1, "path": "plots/general", "created_s": NOW_S, "about": {}},
-            ),
-            (schema.tenants, {"name": "films", "current_id": 1, "last_number": 3, "generation": 7}),
-        ):
-            connection.execute(insert(table).values(values))
-        for number in (1, 2, 3):
-            values = f"'films', {number}, 1, 'tenants/films/{number}', {NOW_S}, '{{}}'"
-            connection.exec_driver_sql(
-                f"INSERT INTO tenant_versions (tenant, number, domain_version_id, path, created_s, about) VALUES ({values})"
-            )
-    database.close()
-    with pytest.raises(RegistryUnavailableError, match="version 0001 of the tables"):
-        Registry.open_read_only(store)
-    # Nor does a dry run, which asks this, upgrade it.
-    with pytest.raises(RegistryUnavailableError, match="version 0001 of the tables"):
-        parent_of(store, "b", "general")
-    # Two at once, as when servers that share it are started.
-    with ThreadPoolExecutor(2) as pool:
-        for opened in pool.map(lambda _: Registry.open(store), range(2)):
-            opened.close()
-    with closing(Registry.open(store)) as registry:
-        with registry._database.reading() as connection:
-            assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
-        assert registry.tenant("films").current.number == 1
-        registry.retire(3, NOW_S, base="b")
-        assert [one.number for one in registry.tenant_versions("films")] == [1, 2, 3]
-        # It had been gone back to: what replaces it goes back to it.
-        publish(registry, "films", registry.current_domain("b", "general"), 1)
-        registry.retire(3, NOW_S, base="b")
-        assert [one.number for one in registry.tenant_versions("films")] == [1, 3, 4]
-        assert registry.rollback_tenant("films", None).number == 1
+@pytest.mark.parametrize("version", ["0001", "0002", "1.0003"])
+def test_a_registry_of_an_older_format_of_stores_is_refused_with_the_command_that_builds_it_anew(
+    store: Store, version: str
+) -> None:
+    filled(store)
+    with closing(Registry.open(store)) as registry, registry._database.writing() as connection:
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{version}'")
+    for opened in (Registry.open, Registry.open_read_only):
+        with pytest.raises(CorruptRegistryError, match=f"version {version} of the tables, .*`hplm build demo`"):
+            opened(store)
 
 
 def test_a_registry_is_made_once_and_opened_again_as_it_was(store: Store) -> None:
@@ -199,7 +166,7 @@ def test_faults_inside_the_file_are_listed(sqlite_store: Store) -> None:
 def test_a_registry_of_a_newer_version_is_left_alone(store: Store) -> None:
     filled(store)
     with closing(Registry.open(store)) as registry, registry._database.writing() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9.0001'")
     for opened in (Registry.open, Registry.open_read_only):
         with pytest.raises(RegistryUnavailableError, match="upgrade hplm"):
             opened(store)
@@ -208,8 +175,8 @@ def test_a_registry_of_a_newer_version_is_left_alone(store: Store) -> None:
 def test_a_reader_does_not_migrate_an_older_registry(store: Store) -> None:
     filled(store)
     with closing(Registry.open(store)) as registry, registry._database.writing() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
-    with pytest.raises(RegistryUnavailableError, match="version 0000 of the tables"):
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '2.0000'")
+    with pytest.raises(RegistryUnavailableError, match=r"version 2\.0000 of the tables"):
         Registry.open_read_only(store)
 
 
@@ -311,9 +278,9 @@ def test_what_another_user_keeps_to_itself_hides_nothing_else(open_folder: Path)
         (folder / "1").mkdir(parents=True)
         folder.chmod(mode)
     code = (
-        "from hplm.housekeeping.inventory import look\n"
+        "from hplm.housekeeping.inventory import list_entries\n"
         "be_nobody()\n"
-        "print(*(one.path for one in look(Store(Path(sys.argv[1])))))\n"
+        "print(*(one.path for one in list_entries(Store(Path(sys.argv[1])))))\n"
     )
     with started(code, store.root) as process:
         assert process.communicate(timeout=60)[0] == "tenants/other/1\n"
@@ -346,7 +313,8 @@ def test_a_postgresql_that_is_restarted_or_away_is_said_and_comes_back(
 
 
 @pytest.mark.parametrize(
-    ("when", "said"), [("before", "nothing was changed"), ("commit", "it may have been done: look before asking again")]
+    ("when", "said"),
+    [("before", "nothing was changed"), ("commit", "the change may have been made: check before")],
 )
 def test_a_connection_that_breaks_says_whether_the_change_can_have_been_made(
     postgres: PostgresServer, tmp_path: Path, when: str, said: str

@@ -26,12 +26,12 @@ class Jobs:
         self.error: HplmError | None = None
         self.asked = 0
 
-    def handle(self, raw: bytes) -> dict[str, Any]:
-        assert json.loads(raw) == {"action": "job.show", "job": "j1"}
+    def job_state(self, job: str) -> dict[str, Any]:
+        assert job == "j1"
         self.asked += 1
         if self.error is not None:
             raise self.error
-        return {"ok": True, "job": self.job}
+        return self.job
 
 
 class Watching(Client[bytes]):
@@ -61,7 +61,7 @@ def jobs() -> Jobs:
 
 @pytest.fixture
 def stage(jobs: Jobs) -> WatchStage:
-    return WatchStage(jobs.handle, most_watchers=100)
+    return WatchStage(jobs.job_state, most_watchers=100)
 
 
 def test_a_watcher_is_told_the_state_then_each_change_then_the_end(jobs: Jobs, stage: WatchStage) -> None:
@@ -178,13 +178,13 @@ def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
     jobs = Jobs()
     looking, go_on = threading.Event(), threading.Event()
 
-    def handle(raw: bytes) -> dict[str, Any]:
+    def job_state(job: str) -> dict[str, Any]:
         looking.set()
         assert go_on.wait(60)
-        return jobs.handle(raw)
+        return jobs.job_state(job)
 
     jobs.job["state"] = "done"
-    stage = WatchStage(handle)
+    stage = WatchStage(job_state)
     stage.start()
     client = Watching(stage)
     assert looking.wait(60)
@@ -204,12 +204,12 @@ def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pyte
     jobs = Jobs()
     looking, go_on = threading.Event(), threading.Event()
 
-    def handle(raw: bytes) -> dict[str, Any]:
+    def job_state(job: str) -> dict[str, Any]:
         looking.set()
         assert go_on.wait(30)
-        return jobs.handle(raw)
+        return jobs.job_state(job)
 
-    stage = WatchStage(handle)
+    stage = WatchStage(job_state)
     stage.start()
     client = Watching(stage)
     assert looking.wait(60)

@@ -1,9 +1,9 @@
-"""The whole registry as it first was. Never changed again: what changes later is another migration."""
+"""The whole registry of stores of format 2. This file never changes: a later change is another migration."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "2.0001"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -70,6 +70,7 @@ def upgrade() -> None:
         sa.Column("created_s", sa.Double, nullable=False),
         sa.Column("about", json, nullable=False),
         sa.Column("retired_s", sa.Double),
+        sa.Column("served", sa.BigInteger, nullable=False, server_default=sa.text("0")),
         sa.UniqueConstraint("tenant", "number", name="tenant_versions_by_number"),
         sqlite_autoincrement=True,
     )
@@ -88,6 +89,7 @@ def upgrade() -> None:
         sa.Column("progress", sa.Double, nullable=False),
         sa.Column("eta_s", sa.Double),
         sa.Column("worker", sa.Text),
+        sa.Column("local", sa.Boolean, nullable=False),
         sa.Column("lease_until_s", sa.Double),
         sa.Column("created_s", sa.Double, nullable=False),
         sa.Column("started_s", sa.Double),
@@ -108,13 +110,13 @@ def upgrade() -> None:
         sa.Column("created_s", sa.Double, nullable=False),
         sa.Column("complete", sa.Boolean, nullable=False),
     )
-    # Another registry starts elsewhere, so that a server notices when one was lost and made anew.
+    # Each registry starts at another number, so that a server notices a registry that was lost and made anew.
     floor = _start()
     op.bulk_insert(state, [{"id": 1, "generation": floor, "floor": floor}])
 
 
 def _start() -> int:
-    """A number that no other registry starts at, with room above it; exact in JSON too."""
+    """Return a number that no other registry starts at, with room above it. JSON holds it exactly."""
     import secrets
 
     return (1 + secrets.randbelow(1 << 28)) << 22

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hplm.manage.lease_expiry import LeaseExpiry
+from hplm.jobs.lease_expiry import LeaseExpiry
 from tests.doubles import ManualClock
 
 WATCH_S = 10.0

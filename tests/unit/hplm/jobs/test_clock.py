@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from hplm_builder.jobs.worker import Worker
+from hplm_builder.jobs.handlers import load_handlers
 
 from hplm.core.settings import ManagerSettings
 from hplm.housekeeping import garbage_collection
+from hplm.jobs.worker_loop import Worker
 from hplm.manage.service import ManageService
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -64,7 +65,7 @@ def managed(store: Store, clock: Clock) -> Iterator[ManageService]:
 
 
 def work(store: Store, clock: Clock) -> None:
-    Worker(store, "w", clock=clock).run(until_idle=True)
+    Worker(store, "w", load_handlers, clock=clock).run(until_idle=True)
 
 
 def test_what_was_published_retired_or_begun_before_the_jump_is_gone_on_with(

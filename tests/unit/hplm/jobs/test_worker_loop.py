@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hplm_builder.jobs.job_progress import HUNG, LeaseTimes
-from hplm_builder.jobs.worker import Worker
+from hplm_builder.jobs.handlers import load_handlers
 from hplm_builder.tenants import tenant_job
 
 from hplm.adapters import tenant as tenants
@@ -34,6 +33,8 @@ from hplm.errors import (
     RegistryUnavailableError,
 )
 from hplm.housekeeping import garbage_collection
+from hplm.jobs.lease import HUNG, JobTimings
+from hplm.jobs.worker_loop import Worker
 from hplm.manage.service import ManageService
 from hplm.models.base import Base
 from hplm.registry.jobs import MOST_ATTEMPTS
@@ -237,8 +238,8 @@ def test_a_registry_that_is_locked_for_longer_than_a_lease_costs_a_job_neither_i
     data = {"train": {"upload": upload(service, colours(200))}}
     settings = {"epochs": epochs, "patience": epochs}
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=settings)["job"]
-    times = LeaseTimes(lease_s=3.0, beat_s=0.2, tell_s=0.1)
-    with at_work(store, "w0", times=times), at_work(store, "w1", times=times):
+    timings = JobTimings(lease_s=3.0, renew_every_s=0.2, report_every_s=0.1)
+    with at_work(store, "w0", timings=timings), at_work(store, "w1", timings=timings):
         before = wait_for(registry, job, "running", progress=0.01)
         with closing(sqlite3.connect(store.root / "registry.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -258,12 +259,12 @@ def test_a_worker_whose_clock_is_off_leaves_the_living_their_jobs_and_takes_the_
 ) -> None:
     data = {"train": {"upload": upload(service, colours(200))}}
     living = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
-    times = LeaseTimes(lease_s=1.0, beat_s=0.2, tell_s=0.1, watch_s=6.0)
-    with at_work(store, "w0", times=times):
+    timings = JobTimings(lease_s=1.0, renew_every_s=0.2, report_every_s=0.1, watch_s=6.0)
+    with at_work(store, "w0", timings=timings):
         wait_for(registry, living, "running", progress=0.001)
         dead = create_tenant(service, "dead")
-        assert registry.claim_job("killed", time.time(), times.lease_s, lapsed=lambda over: set())
-        with at_work(store, "w1", times=times, clock=lambda: time.time() + ahead_s):
+        assert registry.claim_job("killed", time.time(), timings.lease_s, expired=lambda over: set())
+        with at_work(store, "w1", timings=timings, clock=lambda: time.time() + ahead_s):
             # Its lease is watched as long as the living one's.
             wait_for(registry, dead, "done")
             time.sleep(1.0)
@@ -277,7 +278,7 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
 ) -> None:
     data = {"train": {"upload": upload(service, colours(200))}}
     job = ask(service, "tenant.create", tenant="acme", data=data, settings=LONG)["job"]
-    worker = Worker(store, "w")
+    worker = Worker(store, "w", load_handlers)
     thread = threading.Thread(target=worker.run, kwargs={"until_idle": True})
     thread.start()
     wait_for(registry, job, "running", progress=0.001)
@@ -293,7 +294,7 @@ def test_a_worker_that_must_leave_in_the_middle_of_a_step_gives_its_job_back(
 
 def test_a_worker_that_is_to_end_when_idle_does_not_wait_for_a_registry_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MissingRegistryError):
-        Worker(Store(tmp_path), "w").run(until_idle=True)
+        Worker(Store(tmp_path), "w", load_handlers).run(until_idle=True)
 
 
 def test_a_registry_that_is_away_is_asked_ever_more_seldom_but_not_for_having_been_away_long_ago(
@@ -301,7 +302,7 @@ def test_a_registry_that_is_away_is_asked_ever_more_seldom_but_not_for_having_be
 ) -> None:
     now_s, pauses = [0.0], []
     worked_s = iter([0.0, 0.0, 0.0, 3600.0, 0.0, 3600.0])
-    worker = Worker(store, "w")
+    worker = Worker(store, "w", load_handlers)
 
     def take_jobs(registry: Registry, until_idle: bool) -> None:
         now_s[0] += next(worked_s)
@@ -312,7 +313,7 @@ def test_a_registry_that_is_away_is_asked_ever_more_seldom_but_not_for_having_be
         if len(pauses) == 6:
             worker.stop.set()
 
-    monkeypatch.setattr("hplm_builder.jobs.worker.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr("hplm.jobs.worker_loop.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(worker, "_cleaning", lambda registry: nullcontext())
     monkeypatch.setattr(worker, "_take_jobs", take_jobs)
     monkeypatch.setattr(worker.stop, "wait", pause)
@@ -333,7 +334,7 @@ def test_what_is_no_exception_fails_its_job_and_not_the_worker(
     monkeypatch.setattr(TextEncoder, "encode", encode)
     bad = create_tenant(service, "bad", colours(50, labels=["red", "panic"]))
     good = create_tenant(service, "good")
-    Worker(store, "w").run(until_idle=True)
+    Worker(store, "w", load_handlers).run(until_idle=True)
     failed = registry.job(bad)
     assert failed.error is not None
     assert (failed.state, failed.error["code"], failed.attempts) == ("failed", "INTERNAL", 1)
@@ -359,7 +360,9 @@ def test_a_job_that_fails_lets_go_of_what_it_had_in_memory(
     monkeypatch.setattr(tenant_job, "train_tenant", train)
     gc.disable()
     try:
-        Worker(store, "w", times=LeaseTimes(lease_s=0.2, beat_s=0.1, tell_s=0.1)).run(until_idle=True)
+        Worker(store, "w", load_handlers, timings=JobTimings(lease_s=0.2, renew_every_s=0.1, report_every_s=0.1)).run(
+            until_idle=True
+        )
         assert registry.job(job).state == ("cancelled" if ends == "cancelled" else "failed")
         assert had
         assert all(one() is None for one in had)
@@ -395,7 +398,9 @@ def test_a_disk_that_takes_nothing_for_a_while_costs_a_job_nothing_that_it_has_k
     job = create_tenant(service, "acme", colours(60))
     kept = store.scratch(job) / "kept.pt"
     found = keeps_then_saves(monkeypatch, kept, [OSError(why, os.strerror(why)) for _ in range(refusals)])
-    Worker(store, "w", times=LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)).run(until_idle=True)
+    Worker(store, "w", load_handlers, timings=JobTimings(lease_s=0.5, renew_every_s=0.1, report_every_s=0.1)).run(
+        until_idle=True
+    )
     ended = registry.job(job)
     if refusals < MOST_ATTEMPTS:
         assert (ended.state, found) == ("done", [False, True])
@@ -417,12 +422,12 @@ def test_a_job_whose_device_fails_goes_on_from_what_it_kept_in_another_worker_wh
         raise RuntimeError("CUDA error: an illegal address")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    times = LeaseTimes(lease_s=0.5, beat_s=0.1, tell_s=0.1)
+    timings = JobTimings(lease_s=0.5, renew_every_s=0.1, report_every_s=0.1)
     if is_lost:
         with pytest.raises(SystemExit) as ended:
-            Worker(store, "w", times=times).run(until_idle=True)
+            Worker(store, "w", load_handlers, timings=timings).run(until_idle=True)
         assert (ended.value.code, registry.job(job).state) == (HUNG, "queued")
-    Worker(store, "x", times=times).run(until_idle=True)
+    Worker(store, "x", load_handlers, timings=timings).run(until_idle=True)
     assert (registry.job(job).state, registry.job(job).attempts, found) == ("done", 2, [False, True])
 
 

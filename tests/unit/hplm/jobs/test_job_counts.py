@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hplm.manage.job_counts import STATES, JobCounts
+from hplm.jobs.job_counts import STATES, JobCounts
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.waiting import until

@@ -8,16 +8,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hplm_builder.jobs import job_progress
-from hplm_builder.jobs.job_progress import HUNG, JobReport, LeaseTimes
 
 from hplm.errors import LeaseLostError, RegistryUnavailableError
+from hplm.jobs import lease
+from hplm.jobs.lease import HUNG, JobLease, JobTimings
 from hplm.registry.records import Job
 from hplm.registry.registry import Registry
 from tests.doubles import ManualClock
 from tests.waiting import until
 
-TIMES = LeaseTimes(lease_s=0.2, beat_s=0.05, tell_s=0.01, hang_s=0.3)
+TIMINGS = JobTimings(lease_s=0.2, renew_every_s=0.05, report_every_s=0.01, hang_s=0.3)
 
 
 @pytest.fixture
@@ -28,21 +28,21 @@ def job(registry: Registry) -> Job:
     return job
 
 
-def report_of(registry: Registry, job: Job) -> JobReport:
-    return JobReport(registry, job, "w", threading.Event(), TIMES, time.time)
+def lease_of(registry: Registry, job: Job) -> JobLease:
+    return JobLease(registry, job, "w", threading.Event(), TIMINGS, time.time)
 
 
 def test_a_job_that_goes_on_where_it_was_killed_does_not_take_the_leap_for_speed(registry: Registry, job: Job) -> None:
-    with report_of(registry, job) as report:
-        report("read the corpus", 0.0)
+    with lease_of(registry, job) as held:
+        held.report("read the corpus", 0.0)
         time.sleep(0.2)
         # Most of it was done by whoever was killed.
-        report("further pretrain", 0.8)
-        report.held()
+        held.report("further pretrain", 0.8)
+        held.renew()
         assert registry.job(job.id).eta_s is None
         time.sleep(0.3)
-        report("further pretrain", 0.85)
-        report.held()
+        held.report("further pretrain", 0.85)
+        held.renew()
         eta_s = registry.job(job.id).eta_s
     assert eta_s is not None
     # A twentieth took 0.3 s, three are left.
@@ -55,12 +55,12 @@ def test_a_job_that_cannot_renew_its_lease_ends_whatever_is_the_matter(
     def broken(*_: object, **__: object) -> bool:
         raise ValueError("a mistake of ours")
 
-    with report_of(registry, job) as report:
+    with lease_of(registry, job) as held:
         monkeypatch.setattr(registry, "report_job", broken)
 
         def ended() -> bool:
             try:
-                report("train", 0.5)
+                held.report("train", 0.5)
             except LeaseLostError:
                 return True
             return False
@@ -72,14 +72,14 @@ def test_a_job_that_hangs_where_it_is_to_end_takes_its_worker_with_it(
     registry: Registry, job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = threading.Event()
-    monkeypatch.setattr(job_progress.os, "_exit", lambda status: left.set() if status == HUNG else None)
-    with report_of(registry, job) as report:
-        report("features", 0.5)
-        assert not left.wait(2 * TIMES.hang_s)
+    monkeypatch.setattr(lease.os, "_exit", lambda status: left.set() if status == HUNG else None)
+    with lease_of(registry, job) as held:
+        held.report("features", 0.5)
+        assert not left.wait(2 * TIMINGS.hang_s)
         begun_s = time.monotonic()
         registry.cancel_job(job.id, time.time())
         assert left.wait(60)
-        assert time.monotonic() - begun_s > TIMES.hang_s
+        assert time.monotonic() - begun_s > TIMINGS.hang_s
     assert "hangs in step 'features'" in caplog.text
     # Not only once another worker has seen the lease run out, which may be at something else for hours.
     assert registry.job(job.id).state == "cancelled"
@@ -89,23 +89,23 @@ def test_a_job_that_is_to_end_and_waits_for_the_registry_does_not_hang(
     registry: Registry, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = threading.Event()
-    monkeypatch.setattr(job_progress.os, "_exit", lambda status: left.set())
+    monkeypatch.setattr(lease.os, "_exit", lambda status: left.set())
     clock = ManualClock(now_s=100.0)
-    monkeypatch.setattr(job_progress, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=clock))
 
     def away() -> str:
-        clock.now_s += TIMES.hang_s / 3
+        clock.now_s += TIMINGS.hang_s / 3
         if clock.now_s < until_s:
             raise RegistryUnavailableError("it is away")
         return "there"
 
-    monkeypatch.setattr(job_progress, "AGAIN_S", 2 * TIMES.tell_s)
-    with JobReport(registry, job, "w", threading.Event(), replace(TIMES, lease_s=60.0), time.time) as report:
+    monkeypatch.setattr(lease, "RETRY_S", 2 * TIMINGS.report_every_s)
+    with JobLease(registry, job, "w", threading.Event(), replace(TIMINGS, lease_s=60.0), time.time) as held:
         registry.cancel_job(job.id, time.time())
-        clock.now_s += 2 * TIMES.beat_s
-        until(lambda: report._end is not None)
-        until_s = clock.now_s + 4 * TIMES.hang_s
-        assert report.insist(away) == "there"
+        clock.now_s += 2 * TIMINGS.renew_every_s
+        until(lambda: held._end is not None)
+        until_s = clock.now_s + 4 * TIMINGS.hang_s
+        assert held.retry(away) == "there"
     assert not left.is_set()
 
 
@@ -119,6 +119,6 @@ def test_a_registry_that_is_away_is_in_the_log_once(
         raise RegistryUnavailableError("it is away")
 
     monkeypatch.setattr(registry, "report_job", away)
-    with report_of(registry, job):
+    with lease_of(registry, job):
         until(lambda: len(asked) > 5)
     assert caplog.text.count("it is away") == 1

@@ -1,4 +1,4 @@
-"""How many jobs there are, for the metrics page."""
+"""The number of jobs in each state, for the metrics page."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 
 from hplm.errors import RegistryError
-from hplm.manage.lease_expiry import WATCH_S, LeaseExpiry
+from hplm.jobs.lease_expiry import WATCH_S, LeaseExpiry
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 
 STATES = ("queued", "running", "lost", "done", "failed", "cancelled")
-EVERY_S = 5.0
+EVERY_S = 5.0  # seconds between two reads of the registry
 
 
 class JobCounts:
-    """By state, as the registry had it some seconds ago; nothing, or what it was, while that cannot be read.
+    """The number of jobs by state, read from the registry every `every_s` seconds.
 
-    In a thread of its own, since a database that is away may keep it waiting. It only reads.
+    If the registry cannot be read, the counts stay as they were; before the first read they are empty. The read runs
+    in its own thread, because a database that is away may block. This class only reads.
     """
 
     def __init__(self, store: Store, *, every_s: float = EVERY_S, watch_s: float = WATCH_S) -> None:
@@ -32,16 +33,16 @@ class JobCounts:
         return self._counts
 
     def stop(self) -> None:
-        """It waits for nothing."""
+        """Stop reading. Does not wait for the thread."""
         self._stopped.set()
 
     def _loop(self) -> None:
-        lapses = LeaseExpiry(self._watch_s)
+        expiry = LeaseExpiry(self._watch_s)
         while True:
-            # Opened each time: SQLite has one view of a file for a whole process, and a connection that was opened while the
-            # disk could only be read would keep the manager from writing after.
+            # The registry is opened each time. SQLite has one view of a file for a whole process: a connection opened
+            # while the disk was read-only would later keep the manager from writing.
             with suppress(RegistryError), closing(Registry.open_read_only(self._store)) as registry:
-                found = registry.count_jobs(time.time(), lapsed=lapses)
-                self._counts = {state: found[state] for state in STATES}
+                counts = registry.count_jobs(time.time(), expired=expiry)
+                self._counts = {state: counts[state] for state in STATES}
             if self._stopped.wait(self._every_s):
                 return

@@ -1,0 +1,175 @@
+"""`hplm build tenant` and `hplm build domain`: jobs that the command runs itself, without a server or a worker process."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from hplm.adapters import tenant as tenants
+from hplm.adapters.tenant import TenantCard
+from hplm.core.names import check_name, check_name_of
+from hplm.core.settings import Miss
+from hplm.errors import ArtifactError, DataError
+from hplm.housekeeping.removal_plan import DEFAULT_ROOT
+from hplm.jobs.handlers import JobHandler
+from hplm.jobs.local import run_local_job
+from hplm.models import base as bases
+from hplm.models.base import Base
+from hplm.registry.records import PLAN, TenantRecord
+from hplm.reporting.progress import bar_report
+from hplm.store.layout import Store
+from hplm_builder.convert.checkpoint import work_place
+from hplm_builder.data.labelled import LabelledData
+from hplm_builder.domains.domain_build import DomainSettings
+from hplm_builder.domains.domain_job import make_domain, plan_domain
+from hplm_builder.export.register import open_registry, register_root
+from hplm_builder.tenants.finetune import TrainSettings
+from hplm_builder.tenants.tenant_build import load_card, load_version
+from hplm_builder.tenants.tenant_job import make_tenant
+
+# Local jobs drop no uploads, and retire no versions: only the settings of a server say how many versions stay.
+COMMON: dict[str, Any] = {"keep_versions": None, "drop_uploads": False}
+
+
+def build_tenant(
+    store: Store,
+    base_name: str,
+    domain: str | None,
+    name: str,
+    data: LabelledData,
+    settings: TrainSettings,
+    progress: Progress,
+    *,
+    example: str = "",
+    miss: Miss = "compute",
+    keep_width: bool = False,
+) -> TenantCard:
+    """Train a tenant from scratch over a domain, publish its next version, and return its card with the scores.
+
+    `domain` None is the domain that the tenant stands on, and DEFAULT_ROOT for a new tenant. `miss` must be as the tenant will
+    be served. With `keep_width` the adapter is as wide as that of the current version, if its files can be read.
+
+    Raises DataError if the current version has other labels or stands on another base, ConflictError if the tenant has
+    an unfinished job, MissingRegistryError if the store has tenants and no registry, and what `run_local_job` raises.
+    """
+    check_name(name)
+    base = bases.load(store.base(base_name))
+    with closing(open_registry(store)) as registry:
+        current = registry.find_tenant(name)
+        if current is not None:
+            if current.base != base_name:
+                raise DataError(
+                    f"tenant {name!r} stands on base {current.base!r}: delete it first, or take another name"
+                )
+            settings = _checked_settings(store, base, current, data, settings, keep_width=keep_width)
+        domain = domain or (current.domain if current is not None else DEFAULT_ROOT)
+        register_root(registry, store, base, domain)
+        request = {
+            **COMMON,
+            "tenant": name,
+            "base": base_name,
+            "domain": domain,
+            "settings": asdict(settings),
+            "miss": miss,
+            "example": example,
+            "from_scratch": True,
+            "dry_run": False,
+        }
+        result = run_local_job(
+            store,
+            registry,
+            "tenant.create" if current is None else "tenant.update",
+            f"tenant:{name}",
+            request,
+            partial(make_tenant, data=data),
+            scratch=work_place(store, f"tenant-{name}"),
+            on_progress=bar_report(progress, name, of_all=True),
+        )
+    return tenants.load_card(store.tenant_version(name, result["version"]))
+
+
+def _checked_settings(
+    store: Store, base: Base, current: TenantRecord, data: LabelledData, settings: TrainSettings, *, keep_width: bool
+) -> TrainSettings:
+    """Return the settings for a tenant's next version. Raises DataError if the current version has other labels."""
+    # A version whose files are damaged or gone is simply replaced.
+    with suppress(ArtifactError):
+        card = load_card(store, current.current, base)
+        if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
+            raise DataError(f"tenant {card.name!r} exists with other labels, or another kind of task: delete it first")
+        if keep_width:
+            reduced = load_version(store, current.current, base).packed.reduced_size
+            return replace(settings, reduction_factor=base.config.hidden_size // reduced)
+    return settings
+
+
+def build_domain(
+    store: Store,
+    base_name: str,
+    parent: str | None,
+    name: str,
+    corpus: Path,
+    settings: DomainSettings,
+    progress: Progress,
+    *,
+    device: str = "auto",
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Publish a domain's next version, made from `corpus`; return what the registry says about it.
+
+    `parent` None is the domain's parent, and DEFAULT_ROOT for a new domain. An interrupted build continues where it was. A
+    `dry_run` returns only what the build would cost.
+
+    Raises DataError for a root and for another parent than the domain has, ConflictError if the domain has an
+    unfinished job, and what `register_root` and `run_local_job` raise.
+    """
+    check_name_of("domain", name)
+    base = bases.load(store.base(base_name))
+    with closing(open_registry(store)) as registry:
+        current = registry.find_domain(base_name, name)
+        if current is not None and current.parent is None:
+            raise DataError(
+                f"{name!r} is the root of a tree, which `hplm build plot` makes: give the domain another name"
+            )
+        parent = parent or (current.parent if current is not None else None) or DEFAULT_ROOT
+        if name == parent:
+            raise DataError(f"domain {name!r} cannot stand on itself: give the new one another name")
+        if current is not None and current.parent != parent:
+            raise DataError(f"domain {name!r} is below {current.parent!r}, which its next version cannot change")
+        register_root(registry, store, base, parent)
+        given = asdict(settings)
+        request = {
+            **COMMON,
+            "base": base_name,
+            "domain": name,
+            "parent": parent,
+            "min_corpus_tokens": given.pop("min_corpus_tokens"),
+            "settings": given,
+            "dry_run": dry_run,
+        }
+        subject = f"domain:{base_name}/{name}"
+        if dry_run:
+            # Its own scratch folder: the end of a job removes that, and an interrupted build must stay.
+            subject, scratch = f"{PLAN}{subject}", f"plan-{base_name}-{name}"
+        else:
+            scratch = f"domain-{base_name}-{name}"
+        result = run_local_job(
+            store,
+            registry,
+            "domain.create" if current is None else "domain.update",
+            subject,
+            request,
+            JobHandler(partial(make_domain, corpus=corpus), partial(plan_domain, corpus=corpus)).run,
+            scratch=work_place(store, scratch),
+            on_progress=bar_report(progress, name, of_all=True),
+            device=device,
+        )
+        if dry_run:
+            return dict(result["plan"])
+        versions = registry.domain_versions(base_name, name)
+        return next(version.about for version in versions if version.number == result["version"])

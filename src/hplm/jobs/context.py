@@ -1,0 +1,98 @@
+"""The context of a job handler, and the steps that publish its version."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hplm.errors import ArtifactError, ManageError
+from hplm.jobs.lease import JobLease
+from hplm.registry.records import DomainVersion, Job, TenantVersion
+from hplm.registry.registry import Registry
+from hplm.runtime.crash_points import crash_point
+from hplm.store.layout import Store
+
+log = logging.getLogger(__name__)
+
+Version = TypeVar("Version", TenantVersion, DomainVersion)
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """Everything that a handler works with. `scratch` is the folder for what an interrupted job continues from."""
+
+    store: Store
+    registry: Registry
+    lease: JobLease
+    clock: Callable[[], float]
+    device: str
+    scratch: Path
+
+
+@contextmanager
+def hide_store_paths(store: Store, message: str) -> Iterator[None]:
+    """Replace an ArtifactError that names a path of the store by one that says `message`; log the original.
+
+    The path is for the log only: a client that asked for the job must not learn it.
+    """
+    try:
+        yield
+    except ArtifactError as error:
+        if str(store.root) not in str(error):
+            raise
+        log.error("%s: %s", message, error.wire())
+        # The worker process decides by the OSError whether a retry can help.
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise type(error)(f"{message}; the worker's log says why") from cause
+
+
+def version_of_job(job: Job, versions: Sequence[Version]) -> Version | None:
+    """Return the version that this job published before its worker process was lost; None if there is none."""
+    return next((version for version in versions if version.about.get("job") == job.id), None)
+
+
+def publish(
+    context: JobContext,
+    folder: Path,
+    register: Callable[[str], Version],
+    find_published: Callable[[], Version | None],
+    *,
+    job: Job,
+) -> Version:
+    """Register the artifact in `folder` that `job` has made; remove the folder if the registry refuses it.
+
+    A refusal may mean that this very job has published already: from here, if the answer was lost, or from another
+    worker process that took the job when this one looked dead. `find_published` returns that version.
+    """
+
+    def register_held() -> Version:
+        # Checked at every attempt: the job may be cancelled or taken over while the registry cannot be used.
+        context.lease.renew()
+        crash_point("publish.before")
+        return register(context.store.relative(folder))
+
+    try:
+        version = context.lease.retry(register_held)
+    except ManageError:
+        published = context.lease.retry(find_published)
+        if published is None or context.store.path(published.path) != folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        if published is None:
+            raise
+        version = published
+    crash_point("publish.after")
+    retire_old(context, job)
+    crash_point("job.retired")
+    return version
+
+
+def retire_old(context: JobContext, job: Job) -> None:
+    """Retire versions beyond the `keep_versions` of the job's request; nothing if that is None."""
+    keep, base = job.request["keep_versions"], job.request["base"]
+    if keep is not None:
+        context.lease.retry(lambda: context.registry.retire(keep, context.clock(), base=base, by_job=job.id))
