@@ -15,7 +15,7 @@ from hplm_builder.jobs.job_context import Bench, made_by, publish
 
 
 def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
-    """Create or update a domain. An update goes on from the layers of the version before, and keeps its n-grams."""
+    """Create or update a domain. An update goes on from the lower encoder of the version before, and keeps its n-grams."""
     request, registry = job.request, bench.registry
     base, name = request["base"], request["domain"]
     if (made := made_by(job, _versions(registry, base, name))) is not None:
@@ -64,7 +64,7 @@ def make_domain(job: Job, bench: Bench) -> dict[str, Any]:
 
 
 def plan_domain(job: Job, bench: Bench) -> dict[str, Any]:
-    """What `make_domain` would cost; the corpus is checked as it would be."""
+    """Estimate what `make_domain` would cost; the corpus is checked as `make_domain` does it."""
     request, registry = job.request, bench.registry
     is_update = job.kind == "domain.update"
     start = registry.current_domain(request["base"], request["domain"] if is_update else request["parent"])
@@ -94,10 +94,10 @@ def _paths(registry: Registry, version: DomainVersion) -> list[str]:
 
 
 def _settings(request: dict[str, Any]) -> DomainSettings:
-    given = dict(request["settings"])
-    if "tokens" in given:
-        given["total_tokens"] = given.pop("tokens")
-    return DomainSettings(**given, min_corpus_tokens=request["min_corpus_tokens"])
+    settings = dict(request["settings"])
+    if "tokens" in settings:
+        settings["total_tokens"] = settings.pop("tokens")
+    return DomainSettings(**settings, min_corpus_tokens=request["min_corpus_tokens"])
 
 
 def _result(version: DomainVersion) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hplm.core.roles import ENCODE, LOOK_UP, SERVING, names
 from hplm.triton.launcher.ports import free_ports
-from hplm.triton.launcher.server import ROLES, TritonServer
+from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 
 
@@ -26,9 +27,9 @@ def serving(
     """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         changed = Path(folder) / "models"
-        for role in ROLES:
+        for role in names(SERVING):
             shutil.copytree(models / role, changed / role)
-        for role, settings in (("hbert_plot", plot), ("hbert_upper", upper)):
+        for role, settings in ((LOOK_UP.name, plot), (ENCODE.name, upper)):
             path = changed / role / "1" / "settings.json"
             values = json.loads(path.read_text())
             values["store"] = str((models / role / "1" / values["store"]).resolve())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from hplm.errors import StartError
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
+from tests.plugins.install import install
 from tests.waiting import until
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(300)]
@@ -40,18 +39,8 @@ class Broken:
 
 @pytest.fixture
 def with_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A virtual environment that has all that this one has, and a package with a policy; the server's stubs run in it."""
-    folder = tmp_path / "venv"
-    venv.create(folder, symlinks=True)
-    site_packages = next(folder.glob("lib/python*/site-packages"))
-    ours = next(path for path in sys.path if path.endswith("site-packages"))
-    (site_packages / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-    (site_packages / "third_party.py").write_text(PLUGIN)
-    about = site_packages / "third_party-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[hplm.policies]\nbroken = third_party:Broken\n")
-    monkeypatch.setattr(sys, "executable", str(folder / "bin" / "python3"))
+    """Install a package with a policy for the server's stubs."""
+    install(tmp_path / "venv", "third_party", PLUGIN, "[hplm.policies]\nbroken = third_party:Broken\n", monkeypatch)
 
 
 def test_with_a_policy_that_raises_or_returns_nonsense_everything_is_answered_and_the_failures_counted(

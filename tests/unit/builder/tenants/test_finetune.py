@@ -51,6 +51,7 @@ from hplm.core.names import check_name
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings
 from hplm.core.text import TextEncoder
 from hplm.engine import reference
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import (
     ConfigError,
@@ -440,7 +441,7 @@ def make_domain(store: Store, base: Base, name: str, above: str = tiny.PLOT) -> 
 
     def build(lineage: list[str], over: str, folder: Path) -> dict[str, Any]:
         grams = np.unique(np.random.default_rng(0).integers(5, 10, (20, base.config.window)), axis=0)
-        return domain_build.publish(folder, base, base.load_lower(), grams, {})
+        return domain_build.publish(folder, base, load_lower(base), grams, {})
 
     register.publish_domain(store, base, above, name, build)
 
