@@ -22,7 +22,8 @@ from hplm.plot import table
 from hplm.registry.registry import Registry
 from hplm.reporting.progress import silent
 from hplm.store.layout import Store
-from hplm.triton.launcher.server import TritonServer, free_ports
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.plugins.install import install_centre_token
 from tests.waiting import until

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hplm.core.roles import MANAGING, SERVING, Role, base_roles, names
-from hplm.triton.launcher.server import share_folder
+from hplm.triton.launcher.backend_folder import share_folder
 
 
 @pytest.mark.parametrize("role", [*SERVING, *MANAGING], ids=lambda role: role.name)
