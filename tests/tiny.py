@@ -23,8 +23,10 @@ from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat1
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
+from hplm.engine.lower_layers import make_lower
 from hplm.models import base as bases
-from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.models.layers import UpperLayers
+from hplm.models.lower import LowerEncoder
 from hplm.registry.records import TenantVersion
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -88,6 +90,7 @@ def config(
         window_layers=2,
         upper_layers=upper_layers,
         max_tokens=max_tokens,
+        vectors_per_ngram=window,
         window=window,
     )
 
@@ -101,7 +104,7 @@ def sentences(count: int, seed: int = 0, words: tuple[int, int] = (1, 30)) -> li
 def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     """A base of random weights, large enough that every part shows in the answer."""
     torch.manual_seed(seed)
-    lower, upper = WindowEncoder(shape), UpperLayers(shape)
+    lower, upper = make_lower(shape), UpperLayers(shape)
     for module in (lower, upper):
         for name, parameter in module.named_parameters():
             if "norm" not in name:
@@ -123,7 +126,7 @@ def engine_of(base: bases.Base, num_slots: int = 8, **changed: Any) -> EncodeEng
     return EncodeEngine(base.config, base.load_upper(), num_slots=num_slots, **{**usual, **changed})
 
 
-def some_windows(of: bases.Base | WindowEncoder, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
+def some_ngrams(of: bases.Base | LowerEncoder, count: int, seed: int = 0) -> npt.NDArray[np.int64]:
     """Random windows without padding."""
     return np.random.default_rng(seed).integers(5, of.config.vocab_size, (count, of.config.window))
 

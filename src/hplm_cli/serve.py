@@ -20,6 +20,7 @@ from rich.markup import escape
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
+from hplm.core import roles, wire
 from hplm.core.settings import EncodeSettings, ManagerSettings, load_settings
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.models import base_folder
@@ -99,7 +100,7 @@ def serve(
     # `--check` takes free ports, because another server may have the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
     check_free(ports)
-    if worker and models.is_dir() and not (models / "manager").is_dir():
+    if worker and models.is_dir() and not (models / wire.MANAGER).is_dir():
         raise StartError(
             f"--worker: {models} has no manager, so there are no jobs; `hplm build export --manager` adds it"
         )
@@ -158,7 +159,7 @@ def serve(
 
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:
     """Start the worker of a repository with a manager. If `wanted` is None, the manager's settings decide."""
-    folder = models / "manager" / "1"
+    folder = models / wire.MANAGER / "1"
     if not folder.is_dir():
         return None
     settings = load_settings(ManagerSettings, folder / "settings.json")
@@ -177,7 +178,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
     Tenants with a folder of their own come before tenants in a bank. Raises before Triton starts if settings, registry or
     base are damaged.
     """
-    folder = models / "hbert_upper" / "1"
+    folder = models / roles.ENCODE.name / "1"
     settings = load_settings(EncodeSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
     bring_up_to_date(store)
@@ -267,7 +268,7 @@ def _show_calls(console: Console, ports: Ports, prediction: dict[str, object]) -
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]
     call += ["--pair", *texts[1:]] if len(texts) == 2 else []
     lines = [
-        shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/hbert/infer", "-d", body]),
+        shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/{wire.MODEL}/infer", "-d", body]),
         shlex.join([sys.executable, "-c", code]),
         shlex.join([str(Path(sys.executable).parent / "hplm"), *call]),
     ]

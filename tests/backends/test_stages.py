@@ -28,6 +28,7 @@ from hplm.adapters.bank import TenantBank
 from hplm.core.settings import EncodeSettings, LookupSettings, load_settings
 from hplm.core.wire import LabelledSpan
 from hplm.engine import open_domains, reference
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import verify_domain
 from hplm.engine.open_domains import choose_lookup_device
 from hplm.models import base as bases
@@ -204,7 +205,7 @@ def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_refer
     plot, upper, store, base = other_tenants
     vocabulary = tiny.tokenizer().get_vocab()
     pieces = ["[CLS]", "the", "red", "cat", "[SEP]", "the", "dog", "runs", "[SEP]"]
-    merged = reference.merged([vocabulary[piece] for piece in pieces], base.config, [], base.load_lower())
+    merged = reference.merged([vocabulary[piece] for piece in pieces], base.config, [], load_lower(base))
     for name in ("alike", "follows"):
         found = look_up(plot, [(PAIR, name.encode())])[0]
         assert isinstance(found, LookupAnswer)
@@ -584,7 +585,7 @@ def test_a_missing_base_is_named_at_the_start(tmp_path: Path) -> None:
 def test_cut_weights_of_a_base_are_corrupt_also_where_no_checksum_is_looked_at(tmp_path: Path) -> None:
     tiny.make_repository(tmp_path)
     base = bases.load(Store(tmp_path / "store").base("tiny"), verify=False)
-    for name, read in (("upper", base.load_upper), ("lower", base.load_lower)):
+    for name, read in (("upper", base.load_upper), ("lower", lambda: load_lower(base))):
         weights = base.folder / f"{name}.safetensors"
         weights.write_bytes(weights.read_bytes()[:100])
         with pytest.raises(errors.CorruptArtifactError, match=name):

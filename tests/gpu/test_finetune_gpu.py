@@ -14,6 +14,7 @@ from hplm_builder.tenants.tenant_build import plot_features, token_ids
 from torch import nn
 
 from hplm.core.settings import REDUCTION_FACTOR
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lookup
 from hplm.models.base import Base
 from hplm.store.layout import Store
@@ -28,7 +29,7 @@ BODIES: dict[str, Callable[[Base, torch.device], Callable[[], nn.Module]]] = {
     "adapters": lambda base, device: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device),
     "upper": lambda base, device: lambda: UpperModel(base.load_upper()),
     "head": lambda base, device: HeadModel,
-    "both": lambda base, device: lambda: ConvertedModel(base.load_lower(), base.load_upper(), ("lower", "higher")),
+    "both": lambda base, device: lambda: ConvertedModel(load_lower(base), base.load_upper(), ("lower", "higher")),
 }
 
 

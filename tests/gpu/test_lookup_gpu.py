@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hplm_builder.tables.plot_tables import write_windows
+from hplm_builder.tables.plot_tables import write_ngrams
 
 from hplm.core.settings import LookupSettings, load_settings
 from hplm.engine import lower_layers as lowers
-from hplm.engine.open_domain import CUDA_WINDOWS, open_lineage
+from hplm.engine.lower_layers import load_lower
+from hplm.engine.open_domain import CUDA_NGRAMS, open_lineage
 from hplm.models.device import CPU
 from hplm.serving.lookup_stage import LookupAnswer, LookupStage
 from hplm.serving.request import Request
@@ -37,11 +38,11 @@ def test_windows_are_computed_on_the_gpu_as_on_the_cpu(
     store, base = tiny.opened(tmp_path)
     root = [store.table(tiny.PLOT, "root").parent]
     # More than are computed at once.
-    ids = tiny.some_windows(base, CUDA_WINDOWS, seed=5).ravel()
+    ids = tiny.some_ngrams(base, CUDA_NGRAMS, seed=5).ravel()
     exact = open_lineage(store, base, root, dtype=torch.float32).hidden_states(ids, [len(ids)])
     lookup = open_lineage(store, base, root, dtype=dtype, device=GPU)
     found = lookup.hidden_states(ids, [len(ids)])
-    assert lookup.windows_by_level["computed"] > CUDA_WINDOWS
+    assert lookup.windows_by_level["computed"] > CUDA_NGRAMS
     assert np.abs(found - exact).max() < tolerance * max(1.0, float(np.abs(exact).max()))
     # What was computed is remembered.
     np.testing.assert_array_equal(lookup.hidden_states(ids, [len(ids)])[-100:], found[-100:])
@@ -51,14 +52,14 @@ def test_a_domain_s_own_layers_are_on_the_gpu_beside_the_base_s_with_whom_they_s
     tiny.make_repository(tmp_path)
     store, base = tiny.opened(tmp_path)
     root, branch = store.table(tiny.PLOT, "root").parent, tmp_path / "domain"
-    own = base.load_lower()
+    own = load_lower(base)
     with torch.no_grad():
         own.gate_bias.add_(0.5)
     lowers.save(branch / "lower", base, own, {})
     nothing = np.zeros((0, base.config.window), np.int64)
-    write_windows(branch / "branch", "own", nothing, own, base.fingerprint, {}, torch.float32, lambda count: None)
-    ids = tiny.some_windows(base, 50, seed=5).ravel()
-    shared = base.load_lower().to(GPU)
+    write_ngrams(branch / "branch", "own", nothing, own, base.fingerprint, {}, torch.float32, lambda count: None)
+    ids = tiny.some_ngrams(base, 50, seed=5).ravel()
+    shared = load_lower(base).to(GPU)
     answers = []
     for lineage in ([root], [branch, root]):
         exact = open_lineage(store, base, lineage, dtype=torch.float32).hidden_states(ids, [len(ids)])

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hplm.adapters.tenant import Pooling, TenantCard
+from hplm.core import roles
 from hplm.core.columns import Columns
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
 from hplm.errors import ConfigError, MissingArtifactError
@@ -439,9 +440,9 @@ def export_models(
             *(names for option, names in SETTINGS_OF_OPTION.items() if is_given(context, option))
         )
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
-    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, "hbert_plot")
+    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, roles.LOOK_UP.name)
     slot_settings = {"num_slots": slots, "reduction_factor": reduction_factor}
-    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, "hbert_upper")
+    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, roles.ENCODE.name)
     if not keep_settings and not is_given(context, "reduction_factor"):
         check_adapter_width(models, reduction_factor)
     export(
@@ -474,8 +475,10 @@ def backends(
       hplm build backends --out backends > serve.sh && sh serve.sh
     """
     install = find_triton()
-    if not (models / "hbert_plot").is_dir():
-        raise MissingArtifactError(f"{models} has no model hbert_plot: write the models with `hplm build export`")
+    if not (models / roles.LOOK_UP.name).is_dir():
+        raise MissingArtifactError(
+            f"{models} has no model {roles.LOOK_UP.name}: write the models with `hplm build export`"
+        )
     write_backends(install, out)
     Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
     print(shell_command(install, models, out, roles_of(models)))

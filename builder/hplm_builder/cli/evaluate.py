@@ -13,8 +13,8 @@ from hplm.errors import DataError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.plot.keys import pack
+from hplm.plot.ngrams import text_ngrams
 from hplm.plot.table import row_bytes
-from hplm.plot.windows import windows
 from hplm.reporting.benchmark_result import JsonOption, Report
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.reporting.samples import unseen_paragraphs
@@ -125,11 +125,8 @@ def tables(
     window_keys = {}
     for name, part in texts.items():
         encoded = encoder.encode(part)
-        grams, _ = windows(
-            np.concatenate([text.ids for text in encoded]),
-            [len(text.ids) for text in encoded],
-            config.window,
-            config.pad_id,
+        grams, _ = text_ngrams(
+            np.concatenate([text.ids for text in encoded]), [len(text.ids) for text in encoded], config
         )
         window_keys[name] = pack(grams, config.vocab_size)
     rows = []

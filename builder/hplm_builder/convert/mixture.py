@@ -1,4 +1,4 @@
-"""The text a conversion trains on: several sources, a share of each, a little of all held out."""
+"""The text that a conversion trains on: a share of each of several sources, with a little of each held out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from rich.progress import Progress
 
 from hplm.core.text import load_tokenizer
 from hplm.errors import DataError
-from hplm_builder.convert.training import Ids, PackedText
+from hplm.plot.ngrams import Ids
+from hplm_builder.convert.training import PackedText
 from hplm_builder.data.corpus_file import read_corpus
 from hplm_builder.data.text_sources import SOURCES, passages
 from hplm_builder.data.tokenising import tokenise_in_batches
 
-# Film reviews would outweigh the rest otherwise.
+# Shares of the named sources. With a share of 1 film reviews would outweigh the rest.
 SHARES: Mapping[str, float] = {
     "pubmed": 1.0,
     "wikipedia": 1.0,
@@ -29,9 +30,9 @@ HELD_OUT = 0.003
 
 
 def read_source(name: str) -> list[str]:
-    """The documents of a corpus file, see `read_corpus`, or of a named source. Raises DataError."""
+    """Return the documents of a corpus file, see `read_corpus`, or of a named source. Raises DataError."""
     if (path := Path(name)).is_file():
-        # Of whoever builds: their own file, and their own memory.
+        # No limits: users who build a base read their own file into their own memory.
         return read_corpus(path, most_bytes=1 << 40, most_documents=1 << 40, most_lines=1 << 40)
     if name in SOURCES:
         return list(SOURCES[name]())
@@ -39,7 +40,10 @@ def read_source(name: str) -> list[str]:
 
 
 def read_to_count(name: str) -> list[str]:
-    """As `read_source`, but a file's documents are cut: texts that are served are shorter, and a table knows their ends."""
+    """Return documents as `read_source` does, but cut a file's documents into passages.
+
+    Served texts are shorter than documents, and a table should hold the n-grams at their ends.
+    """
     documents = read_source(name)
     return documents if name in SOURCES else list(passages(documents, np.random.default_rng(0)))
 
@@ -47,21 +51,21 @@ def read_to_count(name: str) -> list[str]:
 def mixture(
     shares: Mapping[str, float], tokenizer_json: Path, max_tokens: int, progress: Progress
 ) -> tuple[PackedText, PackedText]:
-    """Tokenised passages of all sources: to train on, and held out."""
+    """Return tokenised passages of all sources: to train on, and held out."""
     tokenizer = load_tokenizer(tokenizer_json)
     cutting, choosing = np.random.default_rng(0), np.random.default_rng(1)
     train: list[Ids] = []
-    held: list[Ids] = []
+    held_out: list[Ids] = []
     for name, share in progress.track(shares.items(), description="read text"):
         for ids, lengths in tokenise_in_batches(passages(read_source(name), cutting), tokenizer, max_tokens):
             draws = choosing.random(len(lengths))
             kept = choosing.random(len(lengths)) < share
             for part, draw, keep in zip(np.split(ids, np.cumsum(lengths)[:-1]), draws, kept, strict=True):
                 if draw > 1 - HELD_OUT:
-                    held.append(part)
+                    held_out.append(part)
                 elif keep:
                     train.append(part)
-    return _packed(train), _packed(held)
+    return _packed(train), _packed(held_out)
 
 
 def _packed(passages: list[Ids]) -> PackedText:

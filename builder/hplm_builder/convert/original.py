@@ -1,4 +1,4 @@
-"""Reading a model folder in Hugging Face format: BERT, and MPNet, which is a BERT with relative positions."""
+"""Reading a model folder in Hugging Face format, of one of `hplm.models.architectures`."""
 
 from __future__ import annotations
 
@@ -12,37 +12,24 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
 from hplm.core.settings import BaseConfig
+from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import DataError
+from hplm.models.architectures import ARCHITECTURES, find_architecture
 from hplm.models.layers import OriginalEncoder
 
-MPNET_BUCKETS = 32
-# Row of the position embeddings where a text starts.
-FIRST_POSITION = {"bert": 0, "mpnet": 2}
-_FFN = {"ffn_in": "intermediate.dense", "ffn_out": "output.dense", "ffn_norm": "output.LayerNorm"}
-# Of a layer: query, key and value, then our names -> theirs.
-PARTS = {
-    "bert": (
-        ("attention.self.query", "attention.self.key", "attention.self.value"),
-        {"attention_out": "attention.output.dense", "attention_norm": "attention.output.LayerNorm", **_FFN},
-    ),
-    "mpnet": (
-        ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
-        {"attention_out": "attention.attn.o", "attention_norm": "attention.LayerNorm", **_FFN},
-    ),
-}
-
+TITLES = " or ".join(architecture.title for architecture in ARCHITECTURES.values())
 TAKEN = (
-    "--model takes minilm, mpnet, or the folder of a whole BERT or MPNet in Hugging Face's layout: config.json, "
+    f"--model takes minilm, mpnet, or the folder of a whole {TITLES} in Hugging Face's layout: config.json, "
     "tokenizer.json and model.safetensors (or pytorch_model.bin)"
 )
 # Files that transformers loads weights from.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-ENCODERS = ("BertModel", "MPNetModel")
+ENCODERS = {architecture.encoder for architecture in ARCHITECTURES.values()}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a path that is no folder of a whole BERT or MPNet. Raises DataError: what was found and what is taken."""
+    """Refuse a path that holds no whole model of a known architecture. Raises DataError: what was found and what is taken."""
     if found := _fault(folder):
         raise DataError(f"{folder} {found}. {TAKEN}")
 
@@ -67,7 +54,7 @@ def _fault(folder: Path) -> str | None:
         kind = _config(folder).get("model_type")
     except ValueError as error:
         return f"has a config.json that cannot be read: {error}"
-    if kind not in FIRST_POSITION:
+    if kind not in ARCHITECTURES:
         return f"holds a model of type {kind!r}" if kind else "has a config.json without model_type"
     if not any((folder / name).is_file() for name in WEIGHTS):
         return f"has no weights that can be read: no {WEIGHTS[0]}{_gguf(folder)}"
@@ -112,24 +99,26 @@ def _config(folder: Path) -> dict[str, Any]:
 def base_config(
     folder: Path, *, name: str, lower_layers: int, window: int, window_layers: int, max_tokens: int
 ) -> BaseConfig:
-    """The shape of the base that converting `folder` gives. Raises DataError where the model is no BERT and no MPNet."""
+    """Return the shape of the base that converting `folder` gives. Raises DataError if the model cannot be converted."""
     check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
     activation = getattr(config, "hidden_act", "no")
+    architecture = find_architecture(config.model_type)
     if activation != "gelu":
-        raise DataError(f"{folder}: a BERT or MPNet with gelu is wanted, this one has {activation}")
+        raise DataError(f"{folder}: a {TITLES} with gelu is wanted, this one has {activation}")
     buckets = getattr(config, "relative_attention_num_buckets", 0)
-    if config.model_type == "mpnet" and buckets != MPNET_BUCKETS:
+    if buckets != architecture.relative_buckets:
         raise DataError(
-            f"{folder}: transformers computes an MPNet with {MPNET_BUCKETS} buckets, this one has {buckets}"
+            f"{folder}: transformers computes an {architecture.title} with {architecture.relative_buckets} buckets, "
+            f"this one has {buckets}"
         )
     layers = config.num_hidden_layers
     if not 1 <= lower_layers < layers or not 1 <= window_layers < layers:
         raise DataError(f"{folder} has {layers} layers: --lower and --window-layers must be 1 to {layers - 1}")
-    positions = config.max_position_embeddings - FIRST_POSITION[config.model_type]
+    positions = config.max_position_embeddings - architecture.first_position
     if max_tokens > positions:
         raise DataError(f"{folder} has {positions} positions, --max-tokens asks for {max_tokens}")
     return BaseConfig(
@@ -141,41 +130,41 @@ def base_config(
         window_layers=window_layers,
         upper_layers=layers - lower_layers,
         max_tokens=max_tokens,
+        vectors_per_ngram=WindowEncoder.vectors_per_ngram(window),
         window=window,
         layer_norm_eps=config.layer_norm_eps,
         pad_id=config.pad_token_id,
         relative_buckets=buckets,
+        architecture=architecture.model_type,
+        lower_form=WindowEncoder.form,
     )
 
 
 def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
-    """The model of `folder` in our layer form, which runs packed batches."""
-    # Its report of a pooler that we do not load, and its bar, would stand between ours.
+    """Load the model of `folder` in our layer form, which runs packed batches."""
+    # transformers would report a pooler that we do not load, and draw a bar of its own among ours.
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     source = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False, dtype=torch.float32)
     state = source.state_dict()
-    kind = source.config.model_type
-    num_layers = 1 + max(int(match.group(1)) for key in state if (match := re.match(r"encoder\.layer\.(\d+)\.", key)))
+    architecture = find_architecture(source.config.model_type)
+    layer_key = re.compile(rf"{re.escape(architecture.layers)}\.(\d+)\.")
+    num_layers = 1 + max(int(match.group(1)) for key in state if (match := layer_key.match(key)))
     encoder = OriginalEncoder(config, num_layers)
-    first = FIRST_POSITION[kind]
-    ours: dict[str, torch.Tensor] = {
-        "word_embeddings.weight": state["embeddings.word_embeddings.weight"],
-        "position_embeddings.weight": state["embeddings.position_embeddings.weight"][first : first + config.max_tokens],
-        "embedding_norm.weight": state["embeddings.LayerNorm.weight"],
-        "embedding_norm.bias": state["embeddings.LayerNorm.bias"],
-    }
-    if kind == "bert":
-        ours["token_type"] = state["embeddings.token_type_embeddings.weight"][0]
-    else:
-        ours["token_type"] = torch.zeros(config.hidden_size)
-        ours["relative.scores.weight"] = state["encoder.relative_attention_bias.weight"]
-    heads, parts = PARTS[kind]
+    ours = {name: state[key] for name, key in architecture.embeddings.items()}
+    first = architecture.first_position
+    ours["position_embeddings.weight"] = ours["position_embeddings.weight"][first : first + config.max_tokens]
+    types = architecture.token_types
+    ours["token_type"] = torch.zeros(config.hidden_size) if types is None else state[types][0]
+    if architecture.relative_bias is not None:
+        ours["relative.scores.weight"] = state[architecture.relative_bias]
     for index in range(num_layers):
-        theirs = f"encoder.layer.{index}."
+        layer = f"{architecture.layers}.{index}."
         for which in ("weight", "bias"):
-            ours[f"layers.{index}.qkv.{which}"] = torch.cat([state[f"{theirs}{part}.{which}"] for part in heads])
-            for our_part, their_part in parts.items():
-                ours[f"layers.{index}.{our_part}.{which}"] = state[f"{theirs}{their_part}.{which}"]
+            ours[f"layers.{index}.qkv.{which}"] = torch.cat(
+                [state[f"{layer}{key}.{which}"] for key in architecture.qkv]
+            )
+            for name, key in architecture.layer_parts.items():
+                ours[f"layers.{index}.{name}.{which}"] = state[f"{layer}{key}.{which}"]
     encoder.load_state_dict(ours)
     return encoder.eval()

@@ -1,46 +1,44 @@
-"""Converting a pretrained model: train windows, merge and upper layers together to match its hidden states.
+"""Converting a pretrained model: train lower encoder and upper layers together to match its hidden states.
 
-A model taken off the shelf never saw a text in windows of n tokens, so cutting it at a layer and feeding it merged
-window vectors loses much of it. Conversion is distillation from the model itself on unlabelled text: the loss is the
-squared error of the last hidden states and, with less weight, of those at the cut and between, each relative to the
-variance of the original's.
+A model taken off the shelf never saw a text in n-grams. Cut at a layer and fed with the vectors of n-grams, it loses much
+of its quality. Conversion distils the model into itself on unlabelled text. The loss is the squared error of the last hidden
+states and, with less weight, of the hidden states from the cut on, each relative to the variance of the original's.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from rich.progress import Progress
 from torch import Tensor, nn
 
 from hplm.core.settings import BaseConfig, at_least
+from hplm.engine.lower_layers import make_lower
 from hplm.errors import ConfigError, DataError
 from hplm.models.device import choose_dtype, computing_in
-from hplm.models.layers import OriginalEncoder, TransformerLayer, UpperLayers, WindowEncoder, merge_windows
-from hplm.plot.windows import centre, fragment, windows
+from hplm.models.layers import OriginalEncoder, TransformerLayer, UpperLayers
+from hplm.models.lower import merged_ngrams
+from hplm.plot.ngrams import Ids, fragment, middle, text_ngrams, vectors_of
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.learning_rate import triangle
 
-Ids = npt.NDArray[np.int64]
 CHECKPOINT_STEPS = 50
-# Of a batch in which the distance is measured.
+# Tokens of a batch in which the distance is measured.
 MEASURED_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class ConvertSettings:
-    """How to train a conversion; `total_tokens` decides the time: about 1,500 tokens/s on two cores for 3 + 3 layers.
+    """Settings of a conversion. `total_tokens` decides the time: about 1,500 tokens/s on two cores for 3 + 3 layers.
 
-    Muon takes the matrices of the layers at twice `learning_rate`, AdamW the rest at once that. A share of the windows
-    is cut to the bigram or unigram of the back-off, so that those work too.
+    Muon trains the matrices of the layers at twice `learning_rate`, AdamW the rest at `learning_rate`. A share of the n-grams
+    is cut to the bigram or unigram of the back-off, so that the back-off works too.
     """
 
     total_tokens: int = 5_000_000
@@ -75,26 +73,22 @@ class Converted(nn.Module):
     def __init__(self, config: BaseConfig, original: OriginalEncoder) -> None:
         super().__init__()
         self.config = config
-        self.lower = WindowEncoder(config)
+        self.lower = make_lower(config)
         self.upper = UpperLayers(config)
         self._start_from(original)
 
     def _start_from(self, original: OriginalEncoder) -> None:
         depth = len(original.layers)
         self.lower.word_embeddings.load_state_dict(original.word_embeddings.state_dict())
-        # Kept as they are: they are half of a small model's bytes, and a shipped conversion does without them.
+        # Word embeddings do not train: they are half of a small model's bytes, and a shipped conversion leaves them out.
         self.lower.word_embeddings.requires_grad_(False)
-        self.lower.embedding_norm.load_state_dict(original.embedding_norm.state_dict())
-        for mine, theirs in zip(self.lower.layers, original.layers, strict=False):
-            mine.load_state_dict(theirs.state_dict())
+        self.lower.start_from(original)
         for mine, theirs in zip(self.upper.layers, original.layers[depth - len(self.upper.layers) :], strict=True):
             mine.load_state_dict(theirs.state_dict())
         if original.relative is not None:
-            for half in (self.lower, self.upper):
-                assert half.relative is not None
-                half.relative.load_state_dict(original.relative.state_dict())
+            assert self.upper.relative is not None
+            self.upper.relative.load_state_dict(original.relative.state_dict())
         with torch.no_grad():
-            self.lower.window_position.add_(original.token_type + original.position_embeddings.weight[1:64].mean(0))
             # The layer below the cut ends in a LayerNorm; repeating its affine makes the merge's LayerNorm near neutral.
             below = original.layers[depth - len(self.upper.layers) - 1]
             assert isinstance(below, TransformerLayer)
@@ -103,31 +97,16 @@ class Converted(nn.Module):
             self.upper.merge_norm.bias.fill_(float(below.ffn_norm.bias.mean()))
 
     def states(self, grams: Tensor, exists: Tensor, lengths: list[int]) -> list[Tensor]:
-        """Hidden states at the cut and after each upper layer, `[N, H]` each."""
-        return self.upper.states(merged_windows(self.lower, grams, exists), lengths)
+        """Compute the hidden states at the cut and after each upper layer, `[N, H]` each."""
+        return self.upper.states(merged_ngrams(self.lower, grams, exists), lengths)
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """What conversion changes: all but the word embeddings."""
+        """Return the parameters that conversion changes: all but the word embeddings."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
 
-def merged_windows(lower: WindowEncoder, grams: Tensor, exists: Tensor) -> Tensor:
-    """Hidden states `[N, H]` that windows `[N, n]` merge into, with gradients."""
-    # Frequent windows occur many times in a batch: each is computed once.
-    unique, inverse = torch.unique(grams, dim=0, return_inverse=True)
-    vectors = F.embedding(inverse, lower(unique).flatten(1)).unflatten(1, (grams.shape[1], -1))
-    return merge_windows(vectors, exists)
-
-
-def merged_texts(lower: WindowEncoder, ids: Ids, lengths: Sequence[int]) -> Tensor:
-    """Hidden states `[N, H]` of packed texts `ids` `[N]`, with gradients."""
-    config, device = lower.config, lower.window_position.device
-    grams, exists = windows(ids, lengths, config.window, config.pad_id)
-    return merged_windows(lower, torch.from_numpy(grams).to(device), torch.from_numpy(exists).to(device))
-
-
 def batches(text: PackedText, batch_tokens: int, rng: np.random.Generator) -> Iterator[tuple[Ids, list[int]]]:
-    """Endless packed batches of passages of similar length, in random order."""
+    """Yield packed batches of passages of similar length, in random order, without end."""
     starts = np.concatenate([[0], np.cumsum(text.lengths)[:-1]])
     while True:
         order = np.argsort(text.lengths * rng.uniform(0.9, 1.1, len(text.lengths)))
@@ -141,35 +120,34 @@ def batches(text: PackedText, batch_tokens: int, rng: np.random.Generator) -> It
             )
 
 
-def window_batch(
+def ngram_batch(
     ids: Ids, lengths: list[int], config: BaseConfig, backoff_share: float, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Windows `[N, n]` and which of their places exist, a share of them cut to the bigram or unigram of the back-off."""
-    grams, exists = windows(ids, lengths, config.window, config.pad_id)
+    """Return n-grams `[N, n]`, and which of their vectors exist `[N, v]`. A share is cut as for the back-off."""
+    grams, exists = text_ngrams(ids, lengths, config)
     for size in sorted({1, min(2, config.window - 1)}):
         chosen = rng.random(len(grams)) < backoff_share / 2
         grams[chosen] = fragment(grams[chosen], size, config.pad_id)
-        start = centre(config.window) - centre(size)
-        outside = np.ones(config.window, dtype=bool)
-        outside[start : start + size] = False
+        outside = np.ones(config.vectors_per_ngram, dtype=bool)
+        outside[middle(vectors_of(size, config), config.vectors_per_ngram)] = False
         exists[np.ix_(chosen, outside)] = False
     return torch.from_numpy(grams), torch.from_numpy(exists)
 
 
 def relative_errors(states: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
-    """Mean squared error of each state over the variance of its target."""
+    """Return the mean squared error of each state over the variance of its target."""
     return [
         (s.float() - t.float()).square().mean() / t.float().var(0).mean() for s, t in zip(states, targets, strict=True)
     ]
 
 
 def distance(model: Converted, original: OriginalEncoder, text: PackedText) -> dict[str, float]:
-    """How far the converted base is from the original on `text`.
+    """Measure how far the converted base is from the original on `text`, in the dtype that training uses.
 
-    `mse`: mean squared error of the last hidden states; `relative`: that over their variance; `relative_cut`: the same
-    at the cut. Computed in the dtype that training uses.
+    `mse`: mean squared error of the last hidden states. `relative`: that error over their variance. `relative_cut`: the same
+    at the cut.
     """
-    device = model.lower.window_position.device
+    device = model.lower.device
     rng = np.random.default_rng(0)
     source = batches(text, MEASURED_TOKENS, rng)
     count = max(1, text.num_tokens // MEASURED_TOKENS)
@@ -177,7 +155,7 @@ def distance(model: Converted, original: OriginalEncoder, text: PackedText) -> d
     with torch.no_grad(), computing_in(choose_dtype("auto", device), device):
         for _ in range(count):
             ids, lengths = next(source)
-            grams, exists = (part.to(device) for part in window_batch(ids, lengths, model.config, 0.0, rng))
+            grams, exists = (part.to(device) for part in ngram_batch(ids, lengths, model.config, 0.0, rng))
             states = model.states(grams, exists, lengths)
             targets = original(torch.from_numpy(ids).to(device), lengths)[-len(states) :]
             errors = relative_errors(states, targets)
@@ -187,10 +165,11 @@ def distance(model: Converted, original: OriginalEncoder, text: PackedText) -> d
 
 
 def make_optimizers(model: Converted) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for the rest."""
-    named = model.trainable().items()
-    matrices = [p for name, p in named if p.ndim == 2 and ".layers." in name]
-    others = [p for name, p in named if not (p.ndim == 2 and ".layers." in name)]
+    """Make Muon for the matrices of the layers, AdamW for the rest."""
+    linear_weights = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    trained = model.trainable().values()
+    matrices = [p for p in trained if id(p) in linear_weights]
+    others = [p for p in trained if id(p) not in linear_weights]
     return [
         torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
         torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
@@ -206,12 +185,12 @@ def train(
     progress: Progress,
     started_from: str = "",
 ) -> None:
-    """Train in place. Raises DataError where there is a checkpoint at `path` of another run.
+    """Train in place. Raises DataError if there is a checkpoint at `path` of another run.
 
-    Goes on from the checkpoint and leaves it as of the end: whoever keeps the result removes it.
-    `started_from`: what the model's weights are, where they are not the original's.
+    Training goes on from the checkpoint of its own run and leaves the last checkpoint there: a caller that keeps the result
+    removes it. `started_from`: fingerprint of the base whose weights the model has, "" if they are the original's.
     """
-    device = model.lower.window_position.device
+    device = model.lower.device
     dtype = choose_dtype("auto", device)
     steps = max(1, settings.total_tokens // settings.batch_tokens)
     optimizers = make_optimizers(model)
@@ -236,7 +215,7 @@ def train(
                 group["lr"] = rate * factor
         ids, lengths = next(source)
         rng = np.random.default_rng([settings.seed, step])
-        grams, exists = window_batch(ids, lengths, model.config, settings.backoff_share, rng)
+        grams, exists = ngram_batch(ids, lengths, model.config, settings.backoff_share, rng)
         with computing_in(dtype, device):
             with torch.no_grad():
                 targets = original(torch.from_numpy(ids).to(device), lengths)[-len(model.upper.layers) - 1 :]
@@ -256,7 +235,7 @@ def train(
 
 
 def source_of(original: nn.Module, text: PackedText) -> str:
-    """What a training starts from: a digest of the original's weights and of the text."""
+    """Return what a training starts from: a digest of the original's weights and of the text."""
     digest = hashlib.sha256(text.ids.tobytes())
     for _, value in sorted(original.state_dict().items()):
         digest.update(value.cpu().numpy().tobytes())

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from tokenizers import Tokenizer
 
-from hplm.plot.windows import Ids
+from hplm.plot.ngrams import Ids
 
 Item = TypeVar("Item")
 BATCH_CHARACTERS = 1 << 20  # a batch ends with the item that reaches this number: the tokenizer then takes about 100 MB

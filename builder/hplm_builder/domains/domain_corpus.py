@@ -1,4 +1,4 @@
-"""A domain's corpus made ready: cut into passages, tokenised, counted, a little of it held out."""
+"""A domain's corpus prepared for training: cut into passages, tokenised, counted, a little of it held out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy.typing as npt
 from hplm.core.text import load_tokenizer
 from hplm.errors import CorpusTooSmallError, DataError
 from hplm.models.base import Base
+from hplm.plot.ngrams import Ids
 from hplm.reporting.progress import Report
-from hplm_builder.convert.training import Ids, PackedText
+from hplm_builder.convert.training import PackedText
 from hplm_builder.data import tokenising
 from hplm_builder.data.text_sources import passages
 from hplm_builder.data.tokenising import tokenise_in_batches
-from hplm_builder.domains.masking import Vocabulary, vocabulary
+from hplm_builder.domains.masking import Vocabulary, read_vocabulary
 from hplm_builder.tables.plot_tables import Counted, count_packed
 
 HELD_OUT_SHARE = 0.05
@@ -26,32 +27,32 @@ READING = "read the corpus"
 
 @dataclass(frozen=True)
 class DomainCorpus:
-    """A corpus ready to train on. `tokens` counts those of the text, without special ones; `held` is not trained on."""
+    """A prepared corpus. `tokens` counts the tokens without special ones; `held_out` is not trained on."""
 
     text: PackedText
-    held: PackedText
-    known: Vocabulary
+    held_out: PackedText
+    vocabulary: Vocabulary
     grams: Counted
     token_counts: Ids
     documents: int
     tokens: int
 
-    def about(self) -> dict[str, int]:
+    def summary(self) -> dict[str, int]:
         return {
             "documents": self.documents,
             "tokens": self.tokens,
-            "held_out_tokens": self.held.num_tokens,
+            "held_out_tokens": self.held_out.num_tokens,
             "distinct_ngrams": len(self.grams.grams),
         }
 
 
 def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed: int, report: Report) -> DomainCorpus:
-    """Cut, tokenise and count a corpus, and hold a twentieth of its passages out.
+    """Cut, tokenise and count a corpus, and hold out a twentieth of its passages.
 
-    Raises CorpusTooSmallError below `least_tokens`, and where there is no token; DataError for a single passage.
+    Raises CorpusTooSmallError if the corpus has fewer than `least_tokens` tokens, or none; DataError for a single passage.
     """
     tokenizer = load_tokenizer(base.tokenizer_path)
-    known = vocabulary(tokenizer, base.config)
+    vocabulary = read_vocabulary(tokenizer, base.config)
     rng = np.random.default_rng(seed)
     size, parts = max(1, sum(map(len, documents))), []
     report(READING, 0.0)
@@ -59,7 +60,7 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
         parts.append(PackedText(ids, lengths))
         report(READING, min(1.0, len(parts) * tokenising.BATCH_CHARACTERS / size))
     report(READING, 1.0)
-    tokens = sum(int(np.isin(part.ids, known.special, invert=True).sum()) for part in parts)
+    tokens = sum(int(np.isin(part.ids, vocabulary.special, invert=True).sum()) for part in parts)
     if tokens < (least := max(1, least_tokens)):
         raise CorpusTooSmallError(
             f"the corpus has {tokens:,} tokens, a domain needs {least:,}: {least - tokens:,} more"
@@ -72,13 +73,13 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
     count = len(packed.lengths)
     order = rng.permutation(count)
     wanted = min(MOST_HELD_OUT_TOKENS, packed.num_tokens * HELD_OUT_SHARE)
-    held = 1 + int(np.searchsorted(np.cumsum(packed.lengths[order[:-1]]), wanted))
-    is_held = np.zeros(count, dtype=bool)
-    is_held[order[: min(held, count - 1)]] = True
+    held_out = 1 + int(np.searchsorted(np.cumsum(packed.lengths[order[:-1]]), wanted))
+    is_held_out = np.zeros(count, dtype=bool)
+    is_held_out[order[: min(held_out, count - 1)]] = True
     return DomainCorpus(
-        text=_chosen(packed, ~is_held),
-        held=_chosen(packed, is_held),
-        known=known,
+        text=_chosen(packed, ~is_held_out),
+        held_out=_chosen(packed, is_held_out),
+        vocabulary=vocabulary,
         grams=grams,
         token_counts=np.bincount(packed.ids, minlength=base.config.vocab_size),
         documents=len(documents),

@@ -19,7 +19,7 @@ from hplm_builder.domains.domain_build import DomainSettings, build_domain, esti
 def make_domain(job: Job, context: JobContext, corpus: Path | None = None) -> dict[str, Any]:
     """Create or update a domain, from `corpus` or else from the file of the request.
 
-    An update continues from the layers of the previous version, and keeps its n-grams.
+    An update continues from the lower encoder of the previous version, and keeps its n-grams.
     """
     request, registry = job.request, context.registry
     base, name = request["base"], request["domain"]
@@ -103,10 +103,10 @@ def _paths(registry: Registry, version: DomainVersion) -> list[str]:
 
 
 def _settings(request: dict[str, Any]) -> DomainSettings:
-    given = dict(request["settings"])
-    if "tokens" in given:
-        given["total_tokens"] = given.pop("tokens")
-    return DomainSettings(**given, min_corpus_tokens=request["min_corpus_tokens"])
+    settings = dict(request["settings"])
+    if "tokens" in settings:
+        settings["total_tokens"] = settings.pop("tokens")
+    return DomainSettings(**settings, min_corpus_tokens=request["min_corpus_tokens"])
 
 
 def _result(version: DomainVersion) -> dict[str, Any]:

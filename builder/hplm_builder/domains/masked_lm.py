@@ -1,6 +1,6 @@
-"""Masked language modelling through windows: further pretraining of a base's lower layers, upper layers frozen (HMI 5.1).
+"""Masked language modelling: further pretraining of a base's lower encoder, upper layers frozen (HMI 5.1).
 
-The bases carry no head for it: one is tied to the word embeddings and warmed up first, with everything else frozen.
+Bases have no head for it. A head tied to the word embeddings is warmed up first, with everything else frozen.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 from hplm.core.settings import at_least
 from hplm.errors import ConfigError
 from hplm.models.device import choose_dtype, computing_in
-from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.models.layers import UpperLayers
+from hplm.models.lower import LowerEncoder, merged_texts
+from hplm.plot.ngrams import Ids
 from hplm.reporting.progress import Report
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.learning_rate import triangle
-from hplm_builder.convert.training import Ids, PackedText, batches, merged_texts
+from hplm_builder.convert.training import PackedText, batches
 from hplm_builder.domains.masking import Masked, Vocabulary, mask_tokens
 
 CHECKPOINT_STEPS = 20
@@ -31,20 +33,20 @@ HELD_OUT_ROUNDS = 4
 HEAD_LEARNING_RATE, HEAD_PLACES = 2e-3, 64
 RISE_SHARE = 0.06
 WARM_UP, PRETRAIN = "warm up the head", "further pretrain"
-# Steps of their own, so that nobody is told of training that has ended for as long as this takes.
+# Measuring has steps of its own, so that progress does not show a training that has ended.
 MEASURE_BEFORE, MEASURE_AFTER = "measure before", "measure after"
 
 
-# `loss` and `accuracy`; None of a text too short to mask a token in.
+# `loss` and `accuracy`; None for a text too short to mask a token in.
 Losses = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class MaskedLmSettings:
-    """How to train: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
+    """Settings of a training: `warmup_tokens` for the head alone, then `total_tokens` for the lower layers and the head.
 
-    The upper layers stay, and know the lower ones as they were: at ten times this `learning_rate` a domain's vectors move
-    by more than they vary, and a tenant over it lost seven points (docs/decisions.md).
+    The upper layers stay fitted to the parent's vectors. At ten times this `learning_rate` a domain's vectors move by more than
+    they vary, and a tenant over it lost seven points (docs/decisions.md).
     """
 
     total_tokens: int = 2_000_000
@@ -65,17 +67,17 @@ class MaskedLmSettings:
 
     @property
     def steps(self) -> int:
-        """Of the head and then of the lower layers."""
+        """Steps of the head alone and of the lower layers, added up."""
         return self.warmup_steps + max(1, self.total_tokens // self.batch_tokens)
 
 
 class MaskedLmHead(nn.Module):
-    """Names tokens: dense, gelu, LayerNorm, then the word embeddings and a bias."""
+    """A head that predicts tokens: dense, gelu, LayerNorm, then the word embeddings and a bias."""
 
     words: Tensor
 
     def __init__(self, words: Tensor, counts: Ids, eps: float, seed: int) -> None:
-        """`words` `[vocabulary, H]` stay as they are. `counts` `[vocabulary]`: as often as this the head says each at first."""
+        """Make a head over the frozen `words` `[vocabulary, H]`. It first predicts as often as `counts` `[vocabulary]` says."""
         super().__init__()
         self.dense = nn.Linear(words.shape[1], words.shape[1])
         self.norm = nn.LayerNorm(words.shape[1], eps=eps)
@@ -85,19 +87,19 @@ class MaskedLmHead(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[M, H]` -> `[M, vocabulary]`."""
+        """Compute logits: `[M, H]` -> `[M, vocabulary]`."""
         return F.linear(self.norm(F.gelu(self.dense(hidden))), self.words, self.bias)
 
 
 class MaskedLm(nn.Module):
     """A base with a head tied to its word embeddings.
 
-    Of the base only the lower layers train, and of those not the word embeddings: a domain needs no copy of its own of
-    them, and words that its corpus lacks keep their meaning.
+    Only the lower encoder trains, without its word embeddings. So a domain needs no copy of them, and words that its corpus
+    lacks keep their meaning.
     """
 
-    def __init__(self, lower: WindowEncoder, upper: UpperLayers, counts: Ids, seed: int) -> None:
-        """`counts` `[vocabulary]`: how often each token is in the corpus."""
+    def __init__(self, lower: LowerEncoder, upper: UpperLayers, counts: Ids, seed: int) -> None:
+        """Put a new head over `lower` and `upper`. `counts` `[vocabulary]`: how often each token is in the corpus."""
         super().__init__()
         self.lower, self.upper = lower, upper.requires_grad_(False)
         words = lower.word_embeddings.requires_grad_(False).weight
@@ -107,13 +109,13 @@ class MaskedLm(nn.Module):
         return [p for p in self.lower.parameters() if p is not self.lower.word_embeddings.weight]
 
     def forward(self, masked: Masked, lengths: list[int]) -> Tensor:
-        """Last hidden states of the places to predict `[M, H]`. A masked token is masked in every window that has it."""
+        """Compute the last hidden states of the places to predict `[M, H]`. A masked token is masked in all its n-grams."""
         places = torch.from_numpy(masked.places).to(self.head.bias.device)
         hidden: Tensor = self.upper(merged_texts(self.lower, masked.ids, lengths), lengths)[places]
         return hidden
 
     def trained(self) -> dict[str, Tensor]:
-        """What training may change."""
+        """Return the weights that training may change."""
         return {
             name: value
             for name, value in self.state_dict().items()
@@ -122,20 +124,20 @@ class MaskedLm(nn.Module):
 
 
 def held_out_loss(
-    model: MaskedLm, held: PackedText, known: Vocabulary, batch_tokens: int, report: Callable[[float], None]
+    model: MaskedLm, held_out: PackedText, vocabulary: Vocabulary, batch_tokens: int, report: Callable[[float], None]
 ) -> Losses:
-    """Mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
+    """Measure mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
 
-    `report` is told at each of many batches how much is done, and may raise what ends the work.
+    `report` is called before each batch with the share that is done. If it raises, the measurement ends.
     """
     device = model.head.bias.device
     loss, right, count = 0.0, 0, 0
-    source = batches(held, batch_tokens, np.random.default_rng(0))
-    total = HELD_OUT_ROUNDS * math.ceil(held.num_tokens / batch_tokens)
+    source = batches(held_out, batch_tokens, np.random.default_rng(0))
+    total = HELD_OUT_ROUNDS * math.ceil(held_out.num_tokens / batch_tokens)
     for number in range(total):
         report(number / total)
         ids, lengths = next(source)
-        masked = mask_tokens(ids, known, np.random.default_rng([0, number]))
+        masked = mask_tokens(ids, vocabulary, np.random.default_rng([0, number]))
         targets = torch.from_numpy(masked.targets).to(device)
         with torch.inference_mode(), computing_in(choose_dtype("auto", device), device):
             logits = model.head(model(masked, lengths)).float()
@@ -146,7 +148,7 @@ def held_out_loss(
 
 
 def learning_rates(step: int, settings: MaskedLmSettings) -> tuple[float, float]:
-    """Of the head and of the lower layers at a step: each phase rises shortly, then falls to zero."""
+    """Return the rates of the head and of the lower layers at a step: in each phase they rise shortly, then fall to zero."""
     first = settings.warmup_steps
     if step < first:
         return HEAD_LEARNING_RATE * triangle(step, first, RISE_SHARE), 0.0
@@ -157,22 +159,22 @@ def learning_rates(step: int, settings: MaskedLmSettings) -> tuple[float, float]
 def train(
     model: MaskedLm,
     text: PackedText,
-    held: PackedText,
-    known: Vocabulary,
+    held_out: PackedText,
+    vocabulary: Vocabulary,
     settings: MaskedLmSettings,
     report: Report,
     checkpoint: Checkpoint | None = None,
 ) -> dict[str, Losses]:
-    """Train in place; returns the held-out loss with the head warmed up (`before`) and at the end (`after`).
+    """Train in place; return the held-out loss with the head warmed up (`before`) and at the end (`after`).
 
-    Goes on from `checkpoint` and leaves it as of the end: whoever keeps the result removes it.
+    Training goes on from `checkpoint` and leaves the last checkpoint there: a caller that keeps the result removes it.
     """
     optimizer = make_optimizer(model)
     saved = checkpoint.load(model.head.bias.device) if checkpoint else None
     first, losses = 0, {}
     if checkpoint and saved is None and checkpoint.path.is_file():
         logging.getLogger(__name__).warning(
-            "%s is of another corpus, parent or settings, or damaged: this run begins anew and replaces it",
+            "%s is of another corpus, parent or settings, or damaged: this run starts anew and replaces it",
             checkpoint.path,
         )
     if saved:
@@ -184,7 +186,7 @@ def train(
         next(source)
 
     def measured(step: str) -> Losses:
-        return held_out_loss(model, held, known, settings.batch_tokens, lambda done: report(step, done))
+        return held_out_loss(model, held_out, vocabulary, settings.batch_tokens, lambda done: report(step, done))
 
     for step in range(first, settings.steps):
         if step == settings.warmup_steps:
@@ -193,7 +195,7 @@ def train(
         for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
             group["lr"] = rate
         ids, lengths = next(source)
-        masked = mask_tokens(ids, known, np.random.default_rng([settings.seed, step]))
+        masked = mask_tokens(ids, vocabulary, np.random.default_rng([settings.seed, step]))
         if len(masked.places):
             (warmup_step if step < settings.warmup_steps else train_step)(model, optimizer, masked, lengths)
         if checkpoint and ((step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == settings.steps):
@@ -203,23 +205,23 @@ def train(
 
 
 def make_optimizer(model: MaskedLm) -> torch.optim.Optimizer:
-    """AdamW over the head and the lower layers, a group each."""
+    """Make AdamW over the head and the lower layers, a group each."""
     groups: list[dict[str, Any]] = [{"params": [*model.head.parameters()]}, {"params": model.lower_parameters()}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
 
 
 def warmup_step(model: MaskedLm, optimizer: torch.optim.Optimizer, masked: Masked, lengths: list[int]) -> None:
-    """Steps of the head alone. The hidden states cost most and are the same for each: few places a step, many steps."""
+    """Train the head alone on one batch, in many steps of few places: all share the hidden states, which cost most."""
     device = model.head.bias.device
     with torch.no_grad(), computing_in(choose_dtype("auto", device), device):
         hidden = model(masked, lengths)
     targets = torch.from_numpy(masked.targets).to(device)
-    for part, wanted in zip(hidden.split(HEAD_PLACES), targets.split(HEAD_PLACES), strict=True):
-        _learn(model, optimizer, part, wanted)
+    for part, part_targets in zip(hidden.split(HEAD_PLACES), targets.split(HEAD_PLACES), strict=True):
+        _learn(model, optimizer, part, part_targets)
 
 
 def train_step(model: MaskedLm, optimizer: torch.optim.Optimizer, masked: Masked, lengths: list[int]) -> None:
-    """One step of lower layers and head."""
+    """Train lower layers and head for one step."""
     device = model.head.bias.device
     with computing_in(choose_dtype("auto", device), device):
         hidden = model(masked, lengths)
@@ -236,7 +238,7 @@ def _learn(model: MaskedLm, optimizer: torch.optim.Optimizer, hidden: Tensor, ta
 
 
 def progress_at(step: int, settings: MaskedLmSettings) -> tuple[str, float]:
-    """What `train` is doing at a step of training, and how much of that is done."""
+    """Return the phase of `train` at a step, and the share of the phase that is done."""
     first = settings.warmup_steps
     if step < first:
         return WARM_UP, step / first

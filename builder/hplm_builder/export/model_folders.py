@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
+from hplm.core.roles import ENCODE, ENSEMBLE, LOOK_UP, MANAGER, MANAGING, SERVING, names
 from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
 from hplm.errors import ConfigError, DataError, MissingArtifactError, MissingRegistryError, UnknownDomainError
 from hplm.registry.registry import Registry
@@ -18,17 +19,13 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.backend_folder import assemble_backends, share_folder
 from hplm.triton.launcher.install import TritonInstall
 from hplm.triton.launcher.instances import instances_in, with_instances
-from hplm.triton.launcher.server import MANAGER_ROLES, ROLES
 from hplm.triton.workarounds.shell_paths import check_path
 
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but the place of the store and of its registry.
 KEEPABLE_SETTINGS = frozenset(
-    field.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for field in fields(kind)
-) - {
-    "store",
-    "registry",
-}
+    field.name for role in (*SERVING, *MANAGING) if role.settings is not None for field in fields(role.settings)
+) - {"store", "registry"}
 
 
 def export(
@@ -57,32 +54,32 @@ def export(
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
         raise DataError(f"{target} holds the templates of the model folders; choose another folder")
-    if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*ROLES, *MANAGER_ROLES}):
+    if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*names(SERVING), *names(MANAGING)}):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is not a model of hplm; choose an empty folder")
-    registry = store.registry or (_registry_of(target / "hbert_plot", store) if keep else "")
+    registry = store.registry or (_registry_of(target / LOOK_UP.name, store) if keep else "")
     counts = {
         role: count or (_instances_of(target / role) if keep else 1)
-        for role, count in (("hbert_plot", look_up_instances), ("hbert_upper", instances))
+        for role, count in ((LOOK_UP.name, look_up_instances), (ENCODE.name, instances))
     }
-    plot = _with_kept_settings(target / "hbert_plot", plot, keep)
-    upper = _with_kept_settings(target / "hbert_upper", upper, keep)
+    plot = _with_kept_settings(target / LOOK_UP.name, plot, keep)
+    upper = _with_kept_settings(target / ENCODE.name, upper, keep)
     _check_store_has(replace(store, registry=registry), plot.base, plot.table)
     with artifact.replacing(target) as partial:
         settings: dict[str, LookupSettings | EncodeSettings | ManagerSettings | None] = {
-            "hbert_plot": plot,
-            "hbert_upper": upper,
-            "hbert": None,
+            LOOK_UP.name: plot,
+            ENCODE.name: upper,
+            ENSEMBLE.name: None,
         }
         if manager is not None:
-            if keep and not (target / MANAGER_ROLES[0]).is_dir():
+            if keep and not (target / MANAGER.name).is_dir():
                 manager = replace(manager, base=plot.base, domain=plot.table)
             # Tenants are trained as they will be served: with the same misses, and adapters that fit the slots.
             manager = replace(
-                _with_kept_settings(target / MANAGER_ROLES[0], manager, keep),
+                _with_kept_settings(target / MANAGER.name, manager, keep),
                 miss=plot.miss,
                 reduction_factor=upper.reduction_factor,
             )
-            settings |= dict.fromkeys(MANAGER_ROLES, manager)
+            settings |= dict.fromkeys(names(MANAGING), manager)
         for role, role_settings in settings.items():
             version = partial / role / "1"
             version.mkdir(parents=True)
@@ -124,7 +121,7 @@ def write_backends(install: TritonInstall, target: Path) -> None:
 
 def has_manager(target: Path) -> bool:
     """Return whether an export to `target` should have the manager: if its models have it, or if it has no models."""
-    return (target / MANAGER_ROLES[0]).is_dir() or not (target / "hbert_plot").is_dir()
+    return (target / MANAGER.name).is_dir() or not (target / LOOK_UP.name).is_dir()
 
 
 def _check_store_has(store: Store, base: str, plot: str) -> None:
@@ -146,7 +143,7 @@ def _check_store_has(store: Store, base: str, plot: str) -> None:
 
 def check_adapter_width(target: Path, reduction_factor: int) -> None:
     """Refuse a `reduction_factor` with narrower adapter slots than the models in `target` have. Raises ConfigError."""
-    path = target / "hbert_upper" / "1" / "settings.json"
+    path = target / ENCODE.name / "1" / "settings.json"
     try:
         before = load_settings(EncodeSettings, path).reduction_factor
     except ConfigError:
@@ -175,7 +172,7 @@ def _instances_of(folder: Path) -> int:
     if not path.exists():
         return 1
     if (count := instances_in(path.read_text())) is None:
-        option = "--instances" if folder.name == "hbert_upper" else "--look-up-instances"
+        option = "--instances" if folder.name == ENCODE.name else "--look-up-instances"
         raise ConfigError(
             f"{path}: instance_group was edited, so its number cannot be read; give the number with {option}"
         )

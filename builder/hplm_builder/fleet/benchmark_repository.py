@@ -18,12 +18,13 @@ from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
+from hplm.engine.lower_layers import load_lower, make_lower
 from hplm.engine.open_domain import open_lookup
 from hplm.errors import ArtifactError, ConfigError, CorruptArtifactError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
-from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.models.layers import UpperLayers
 from hplm.registry.registry import Registry
 from hplm.reporting.progress import bar_report
 from hplm.reporting.samples import unseen_paragraphs
@@ -32,7 +33,7 @@ from hplm_builder.convert.base import ensure_base, minilm_folder
 from hplm_builder.export.model_folders import export
 from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
 from hplm_builder.fleet.fine_tuned_fleet import DATA, FineTunedFleet, fine_tune_fleet
-from hplm_builder.tables.plot_tables import count_grams, has_plot, write_windows
+from hplm_builder.tables.plot_tables import count_grams, has_plot, write_ngrams
 from hplm_builder.tenants.bodies import ADAPTER_AT
 
 Shape = Literal["minilm", "bert-base"]
@@ -117,9 +118,10 @@ def make_bert_base(store: Store, seed: int) -> Base:
         window_layers=6,
         upper_layers=6,
         max_tokens=256,
+        vectors_per_ngram=3,
     )
     torch.manual_seed(seed)
-    lower, upper = WindowEncoder(config), UpperLayers(config)
+    lower, upper = make_lower(config), UpperLayers(config)
     for half in (lower, upper):
         for module in half.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -132,11 +134,11 @@ def make_bert_base(store: Store, seed: int) -> Base:
 
 def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
     """Write a PLOT with every n-gram of `texts` and no shorter n-grams, so that all other windows are computed."""
-    lower = base.load_lower()
+    lower = load_lower(base)
     grams = count_grams(texts, base, progress).grams
     bar = progress.add_task("compute root windows", total=len(grams))
     for level, rows in (("bigram", grams[:0, :2]), ("unigram", grams[:0, :1]), ("root", grams)):
-        write_windows(
+        write_ngrams(
             store.table(PLOT, level),
             level,
             rows,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hplm.adapters.packed import Adapter, Place
 from hplm.models.device import CPU, choose_dtype, in_dtype
-from hplm.models.layers import OriginalEncoder, UpperLayers, WindowEncoder
-from hplm_builder.convert.training import merged_texts
+from hplm.models.layers import OriginalEncoder, UpperLayers
+from hplm.models.lower import LowerEncoder, merged_texts
 
 Half = Literal["lower", "higher"]
 # The place of new tenants' adapters in a layer: docs/decisions.md has what it gives over HMI's place.
@@ -74,7 +74,7 @@ class UpperModel(nn.Module):
 class ConvertedModel(nn.Module):
     """Both halves of a base over token ids. `halves` are trainable; word embeddings never are."""
 
-    def __init__(self, lower: WindowEncoder, upper: UpperLayers, halves: Collection[Half]) -> None:
+    def __init__(self, lower: LowerEncoder, upper: UpperLayers, halves: Collection[Half]) -> None:
         super().__init__()
         self.lower = lower.requires_grad_("lower" in halves)
         self.upper = upper.requires_grad_("higher" in halves)

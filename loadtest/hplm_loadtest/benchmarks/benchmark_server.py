@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from rich.progress import Progress
 
+from hplm.core.roles import ENCODE, LOOK_UP, SERVING, names
 from hplm.triton.launcher.ports import free_ports
-from hplm.triton.launcher.server import ROLES, TritonServer
+from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 
 Name = TypeVar("Name", bound=Hashable)
@@ -42,9 +43,9 @@ def benchmark_server(
     """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         copy = Path(folder) / "models"
-        for role in ROLES:
+        for role in names(SERVING):
             shutil.copytree(models / role, copy / role)
-        for role, changes in (("hbert_plot", settings.plot), ("hbert_upper", settings.upper)):
+        for role, changes in ((LOOK_UP.name, settings.plot), (ENCODE.name, settings.upper)):
             path = copy / role / "1" / "settings.json"
             values = json.loads(path.read_text())
             values["store"] = str((models / role / "1" / values["store"]).resolve())

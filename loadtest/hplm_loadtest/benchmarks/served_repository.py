@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
+from hplm.core.roles import LOOK_UP
 from hplm.core.settings import LookupSettings, load_settings
 from hplm.errors import ArtifactError, ConfigError
 from hplm.models import base as bases
@@ -56,7 +57,7 @@ class ServedRepository:
 
 def read_repository(models: Path) -> ServedRepository:
     """Open the store and the base of a repository. Raises ConfigError, MissingArtifactError or CorruptArtifactError."""
-    folder = models / "hbert_plot" / "1"
+    folder = models / LOOK_UP.name / "1"
     settings = load_settings(LookupSettings, folder / "settings.json")
     store = Store((folder / settings.store).resolve(), settings.registry)
     return ServedRepository(store, bases.load(store.base(settings.base)), settings)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
+from hplm.core.roles import ENCODE, LOOK_UP
 from hplm.core.settings import EncodeSettings, load_settings
 from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
@@ -58,7 +59,7 @@ class Fleet:
     @property
     def upper(self) -> EncodeSettings:
         """Load the settings of the fleet's encode stage. Raises ConfigError."""
-        return load_settings(EncodeSettings, self.models / "hbert_upper" / "1" / "settings.json")
+        return load_settings(EncodeSettings, self.models / ENCODE.name / "1" / "settings.json")
 
 
 def slots_of(upper: EncodeSettings) -> int:
@@ -196,7 +197,7 @@ class Systems:
         shutil.copytree(self._fleet.models, target)
         # A GPU computes the upper layers faster than one look-up process can prepare batches.
         look_ups = self._limits.num_threads if self._device.type == "cuda" else 1
-        for role, count in (("hbert_plot", look_ups), ("hbert_upper", self._limits.num_threads)):
+        for role, count in ((LOOK_UP.name, look_ups), (ENCODE.name, self._limits.num_threads)):
             config = target / role / "config.pbtxt"
             config.write_text(with_instances(config.read_text(), count))
         self.settings["hbert_look_up_processes"] = look_ups
@@ -209,7 +210,7 @@ class Systems:
             "hbert_look_up_device": look_up["device"],
             "hbert_num_slots": upper["num_slots"],
         }
-        for role, changes in (("hbert_plot", look_up), ("hbert_upper", upper)):
+        for role, changes in ((LOOK_UP.name, look_up), (ENCODE.name, upper)):
             path = target / role / "1" / "settings.json"
             values = json.loads(path.read_text())
             values |= {"store": str((self._fleet.folder / "store").resolve()), **changes}

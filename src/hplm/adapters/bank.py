@@ -1,4 +1,4 @@
-"""All tenants of one base in a store: which there are now, and loading one."""
+"""The bank of one base: the tenants that the catalog names, and how their weights are loaded."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hplm.store.layout import Store
 
 
 class TenantBank:
-    """The tenants that a catalog names, each in a folder of its own or with many others in a bank file.
+    """The tenants that a catalog names. A tenant has a folder of its own, or is one of many in a bank file.
 
-    One whose files are broken fails alone, on its own requests, with an ArtifactError. Safe to use from several threads.
+    A tenant whose files are broken fails alone, on its own requests, with an ArtifactError. Safe to use from several threads.
     """
 
     def __init__(self, store: Store, catalog: Catalog, fingerprint: str, *, verify: bool = True) -> None:
@@ -33,18 +33,18 @@ class TenantBank:
         self._lock = threading.Lock()
 
     def resolve(self, raw: bytes, version_id: int | None = None) -> ServedTenant:
-        """The tenant that a request names, at its current version or the one that the stage before has found.
+        """Return the tenant that a request names, at its current version or at the version that the stage before chose.
 
-        Raises TenantNameError, UnknownTenantError or UnknownVersionError, which name no other tenant.
+        Raises TenantNameError, UnknownTenantError or UnknownVersionError. The errors name no other tenant.
         """
         return self._catalog.find(_name(raw), version_id)
 
     def known(self, raw: bytes, version_id: int | None = None) -> ServedTenant | None:
-        """As `resolve`, but never waits for the registry: None of a version that only it may know."""
+        """Return the tenant as `resolve` does, but never wait for the registry: None for a version outside the catalog."""
         return self._catalog.known(_name(raw), version_id)
 
     def card(self, key: ServedTenant) -> TenantCard:
-        """A tenant's card without its weights. Raises an ArtifactError."""
+        """Load a tenant's card without its weights. Raises an ArtifactError."""
         folder = self._store.path(key.path)
         with _readable(folder):
             if is_banked(self._store, folder):
@@ -52,7 +52,7 @@ class TenantBank:
             return tenants.load_card(folder)
 
     def load(self, key: ServedTenant) -> Tenant:
-        """A tenant with its weights. Raises an ArtifactError."""
+        """Load a tenant with its weights. Raises an ArtifactError."""
         folder = self._store.path(key.path)
         with _readable(folder):
             if is_banked(self._store, folder):
@@ -60,21 +60,21 @@ class TenantBank:
             else:
                 tenant = tenants.load(folder, name=key.name, fingerprint=self._fingerprint, verify=self._verify)
         if self._verify and not tenant.is_finite:
-            # Published so: a checksum over it is right. Answered, its scores would be no numbers.
+            # The checksum is right, because the tenant was published so. Its scores would be NaN.
             raise CorruptArtifactError(f"{folder}: the weights of {key.name} hold NaN or infinity; fine-tune it again")
         return tenant
 
     def drop(self, paths: Iterable[str]) -> None:
-        """Let go of the bank files among these artifacts: as long as one is open, its bytes stay on the disk.
+        """Close the bank files among these artifacts: as long as a bank file is open, its bytes stay on the disk.
 
-        One that is being opened is not kept when it is.
+        A bank file that is being opened is closed after that.
         """
         for path in paths:
             with self._lock:
                 self._banks.pop(self._store.path(path), None)
 
     def _bank(self, folder: Path, name: str) -> BankFile:
-        """The bank file as it is now, opened again where another has its path, or one of its files was put back."""
+        """Return the open bank file; open it again if another bank has its path, or if one of its files was replaced."""
         try:
             published = signature(folder)
         except FileNotFoundError as error:
@@ -93,7 +93,10 @@ class TenantBank:
         return bank
 
     def _open(self, folder: Path, opened: Future[BankFile]) -> None:
-        """For all that wait for it: reading ten thousand cards takes its time. A failure is not remembered."""
+        """Open a bank file for all threads that wait for `opened`. A failure is not remembered.
+
+        Reading ten thousand cards takes a while, so threads share one reading.
+        """
         try:
             opened.set_result(BankFile(folder, self._fingerprint))
         except BaseException as error:
@@ -116,5 +119,5 @@ def _readable(folder: Path) -> Iterator[None]:
 
 
 def is_banked(store: Store, folder: Path) -> bool:
-    """Whether an artifact's folder is a bank file's."""
+    """Return whether an artifact's folder is a bank file's."""
     return folder.parent == store.bank("any").parent

@@ -1,8 +1,9 @@
 """Many tenants in one file: a fleet that opens in milliseconds and loads a tenant with one read.
 
-An artifact of three files: `adapters.bin` (bfloat16 `[tenants, L, P]`, each layer contiguous, see `packed`), `heads.bin`
-(float32, one after another) and `cards.jsonl` (a line a tenant: its card, where its head starts, and the checksum over
-its card, adapter and head: XXH3, a thirtieth of SHA-256's time, for a tenant is checked each time it is loaded).
+An artifact of three files. `adapters.bin` holds bfloat16 `[tenants, L, P]`, each layer contiguous, see `packed`. `heads.bin`
+holds the heads in float32, one after another. `cards.jsonl` has a line for each tenant: its card, where its head starts, and
+the checksum over card, adapter and head. The checksum is XXH3, which takes a thirtieth of SHA-256's time, because a tenant is
+checked each time it is loaded.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
 from hplm.store import artifact
 
 KIND = "bank"
-LAYOUT = "transposed"  # of PackedAdapter; another one would be read without an error
+LAYOUT = "transposed"  # of PackedAdapter's matrices; another layout has the same sizes, so it is refused by name
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A line of `cards.jsonl`: the tenant's number in `adapters.bin`, the line itself, its first number in `heads.bin`.
+    """A line of `cards.jsonl`: the tenant's row in `adapters.bin`, the line itself, its first number in `heads.bin`.
 
-    The line as it is in the file: all cards parsed, with their curves and confusions, take three times the memory.
-    A head is its weight, its bias, and where the card says so its transitions.
+    The line is kept as text: parsed cards, with their curves and confusions, take three times the memory.
+    A head is its weight, its bias, and its transitions if the card has them.
     """
 
     row: int
@@ -46,16 +47,17 @@ class _Entry:
 
     @property
     def card(self) -> dict[str, Any]:
-        """As `hplm.adapters.tenant.card_meta` has it."""
-        found: dict[str, Any] = json.loads(self.line)["card"]
-        return found
+        """The card's values, as `hplm.adapters.tenant.card_meta` writes them."""
+        card: dict[str, Any] = json.loads(self.line)["card"]
+        return card
 
 
 class BankFile:
-    """A bank on disk, its two large files open. Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
+    """A bank on disk with its two large files open.
 
-    Read, not mapped: a file cut short under a mapping kills the whole process, and what changes under one after it was
-    checked is served. As long as a BankFile lives, its files' bytes stay on the disk. OSError where the system cannot open it.
+    The files are read, not mapped. A mapped file that is cut short kills the whole process, and a mapped file that changes
+    after its check is served. As long as a BankFile lives, its files' bytes stay on the disk.
+    Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, or OSError if the system cannot open a file.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -77,7 +79,7 @@ class BankFile:
                 values = json.loads(line)
                 self._entries[values["card"]["name"]] = _Entry(row, line, values["head_start"], values["xxh3_128"])
         except BaseException as error:
-            # Now, not when the error that leads here is let go of.
+            # Closed now: the error's traceback would keep the files open.
             files.close()
             if isinstance(error, KeyError | TypeError | ValueError | FileNotFoundError):
                 raise CorruptArtifactError(f"{folder} is not a whole bank ({error!r}); build it again") from error
@@ -85,18 +87,18 @@ class BankFile:
 
     @property
     def names(self) -> list[str]:
-        """In the order of the file."""
+        """Names of the tenants, in the order of the file."""
         return list(self._entries)
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     def card(self, name: str) -> TenantCard:
-        """One tenant's card. Raises CorruptArtifactError."""
+        """Return a tenant's card. Raises CorruptArtifactError."""
         return parse_card(self._entry(name).card, f"{self.folder}: {name}")
 
     def load(self, name: str, *, verify: bool = True) -> Tenant:
-        """One tenant, read from the disk or the page cache. Raises CorruptArtifactError, OSError where the disk fails."""
+        """Read a tenant from the disk or the page cache. Raises CorruptArtifactError, or OSError if the disk fails."""
         entry = self._entry(name)
         meta = entry.card
         card = parse_card(meta, f"{self.folder}: {name}")
@@ -119,9 +121,9 @@ class BankFile:
 
 
 def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
-    """Publish a bank of tenants, which may come one by one from a generator; returns how many there were.
+    """Publish a bank of tenants, which may come one by one from a generator; return how many came.
 
-    All must be of base `base` (its fingerprint) with adapters of one size, under different names.
+    All must have base `base`, a fingerprint, adapters of one size, and different names.
     """
     meta: dict[str, Any] = {"base": base, "layout": LAYOUT}
     seen: set[str] = set()
@@ -158,9 +160,9 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
 
 
 def signature(folder: Path) -> tuple[int, ...]:
-    """Another one where another bank has this path, or another file its place in it. Raises OSError where there is none."""
+    """Return a signature that differs after the bank, or one of its files, was replaced. Raises OSError if there is no bank."""
     manifest, *files = (os.stat(folder / name) for name in (artifact.MANIFEST, "adapters.bin", "heads.bin"))
-    # Not when these were written: one that is damaged in place still has most of its tenants.
+    # Without the files' times of change: a bank that is damaged in place still has most of its tenants.
     return manifest.st_ino, manifest.st_mtime_ns, *(file.st_ino for file in files)
 
 
@@ -172,19 +174,19 @@ def _digest(card: dict[str, Any], packed: npt.NDArray[Any], head: npt.NDArray[np
 
 
 def _opened(stored: artifact.Artifact, name: str, files: ExitStack) -> int:
-    """A file of a bank, closed with `files`. Raises ValueError where it is not as long as it was."""
+    """Open a file of a bank, to be closed with `files`. Raises ValueError if its length has changed."""
     handle = os.open(stored.path(name), os.O_RDONLY)
     files.callback(os.close, handle)
-    if (found := os.fstat(handle).st_size) != stored.files[name]["bytes"]:
-        raise ValueError(f"{name} has {found} bytes")
+    if (file_bytes := os.fstat(handle).st_size) != stored.files[name]["bytes"]:
+        raise ValueError(f"{name} has {file_bytes} bytes")
     return handle
 
 
 def _fill(array: npt.NDArray[Any], handle: int, start: int) -> bool:
-    """Read an array from a file, from byte `start` on; False where the file ends before it is full."""
+    """Read an array from a file, from byte `start` on; return False if the file ends before the array is full."""
     view, done = array.data.cast("B"), 0
     while done < len(view):
-        if not (more := os.preadv(handle, [view[done:]], start + done)):
+        if not (read_bytes := os.preadv(handle, [view[done:]], start + done)):
             return False
-        done += more
+        done += read_bytes
     return True

@@ -1,7 +1,8 @@
-"""Memory for adapters as they come and go, apart from what the computation allocates.
+"""Memory for adapters that are loaded and dropped, apart from the memory of the computation.
 
-A fleet's adapters are of one size, near a megabyte each, loaded and let go of hundreds of times a second. From the C library's
-own heap each left a hole of which a piece went to something else, and the computing thread searched among them.
+A fleet's adapters have one size, near a megabyte each, and are loaded and dropped hundreds of times a second. In the C
+library's heap a dropped adapter left a hole, and other memory took a piece of the hole. The computing thread then searched
+the holes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-# Kept for whoever comes next; what is beyond goes back to the system.
+# Free buffers that are kept for the next adapters. Further ones go back to the system.
 MOST_FREE = 64
 
 
 class Buffers:
-    """Arrays of one shape and type, uninitialised; the memory of one is given out again when nothing refers to it any more."""
+    """A source of uninitialised arrays of one shape and type. An array's memory is reused once nothing refers to it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         self._shape, self._dtype = shape, np.dtype(dtype)
@@ -27,13 +28,13 @@ class Buffers:
         self._free: deque[mmap.mmap] = deque(maxlen=MOST_FREE)
 
     def take(self) -> npt.NDArray[np.uint16]:
-        """Safe to call from several threads."""
+        """Return an array. Safe to call from several threads."""
         try:
             pages = self._free.pop()
         except IndexError:
-            # Private ones that lie side by side the kernel joins: of shared ones it has 65,530 at most, each on its own.
+            # The kernel joins private mappings that touch. It does not join shared ones, and a process has at most 65,530.
             pages = mmap.mmap(-1, self._bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # All views refer to this, whichever of them lives longest.
+        # All views refer to `memory`, so it lives as long as the last of them.
         memory = (ctypes.c_char * self._bytes).from_address(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
         weakref.finalize(memory, self._free.append, pages).atexit = False
         return np.frombuffer(memoryview(memory), self._dtype).reshape(self._shape)

@@ -14,7 +14,7 @@ from hplm.errors import HplmError, QueueFullError, StoppingError
 from hplm.runtime.daemon_threads import DaemonThreads
 from hplm.runtime.rate_limited_log import log_rate_limited
 
-# What is slow to load holds one of them, and the others go on.
+# Threads that load tenants. A slow load holds one thread, and the others load on.
 LOAD_THREADS = 8
 
 Key = TypeVar("Key", bound=Hashable)
@@ -22,13 +22,12 @@ Value = TypeVar("Value")
 
 
 class HostCache(Generic[Key, Value]):
-    """Loaded values of at most `capacity` in all, the least recently used go first; one load a key at a time.
+    """Loaded values of at most `capacity` in all. The least recently used value is dropped first.
 
-    `size_of` a value is in bytes, or 1 where values are counted.
+    `size_of` returns a value's bytes, or 1 if values are counted.
 
-    Loads of different keys run side by side in `num_threads` threads, and no lock is held while one runs. A value that a
-    request still holds lives on until that request lets it go, dropped from the cache or not. A failed load is not
-    remembered: the next request tries again.
+    Loads of different keys run side by side in `num_threads` threads, without a lock. A key has one load at a time. A dropped
+    value lives on as long as a request holds it. A failed load is not remembered: the next request tries again.
     """
 
     def __init__(
@@ -45,23 +44,22 @@ class HostCache(Generic[Key, Value]):
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Value] = OrderedDict()
         self._loading: dict[Key, Future[Value]] = {}
-        self._running: set[Key] = set()  # of those that load; the others wait for a thread
-        self._unwanted: set[Key] = set()  # dropped while they were loading
+        self._running: set[Key] = set()  # keys of `_loading` whose load runs; the other loads wait for a thread
+        self._unwanted: set[Key] = set()  # keys that were dropped during their load
         self._threads = DaemonThreads(num_threads, "hplm-load")
-        # As of a stage that failed to start.
+        # For a stage that failed to start and never calls `close`.
         weakref.finalize(self, self._threads.close)
         self._is_closed = False
         self.kept_size = 0
-        # That did not fail.
-        self.loads = 0
+        self.loads = 0  # that did not fail
 
     def get(self, key: Key) -> Value | None:
-        """The value where it is here already."""
+        """Return the value if it is cached, else None."""
         with self._lock:
             return self._touched(key)
 
     def fetch(self, key: Key) -> Future[Value]:
-        """The value, now or later; callers that ask for one key while it loads share one load."""
+        """Return a future of the value. Callers that fetch a key while it loads share the load."""
         future: Future[Value] = Future()
         with self._lock:
             if (kept := self._touched(key)) is not None:
@@ -83,7 +81,7 @@ class HostCache(Generic[Key, Value]):
         return self._kept[key]
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Let go of the values of these keys, as far as they are here."""
+        """Drop the cached values of these keys. A value that is being loaded is dropped after its load."""
         for key in keys:
             with self._lock:
                 dropped = self._kept.pop(key, None)
@@ -91,11 +89,11 @@ class HostCache(Generic[Key, Value]):
                     self._unwanted.add(key)
                 if dropped is not None:
                     self.kept_size -= self._size_of(dropped)
-            # Not within the lock: a domain's look-up maps gigabytes.
+            # Freed outside the lock, because a domain's look-up unmaps gigabytes.
             del dropped
 
     def close(self, within_s: float = 2.0) -> None:
-        """Let loads under way end; what takes longer, waits or is fetched later fails with StoppingError."""
+        """Wait up to `within_s` for running loads. Slower loads, waiting loads and later fetches fail with StoppingError."""
         self._is_closed = True
         self._threads.close()
         with self._lock:
@@ -146,7 +144,10 @@ class HostCache(Generic[Key, Value]):
             future.set_result(value)
 
     def _loaded(self, key: Key, future: Future[Value]) -> tuple[bool, bool]:
-        """Whether somebody waits for the value, none where the cache was closed meanwhile; whether it is to be kept."""
+        """End a load; return whether a request awaits the value, and whether the cache keeps it.
+
+        After `close` no request awaits it.
+        """
         self._running.discard(key)
         is_awaited = self._loading.get(key) is future
         if is_awaited:

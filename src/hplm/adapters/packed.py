@@ -1,4 +1,4 @@
-"""An adapter as slots take it: one row a layer, so that a layer is fetched with one copy."""
+"""An adapter packed for adapter slots: one row for each layer, so that one copy fetches a layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from hplm.errors import ConfigError
 
 Float32 = npt.NDArray[np.float32]
-# Where in a layer an adapter stands: over what comes in, or after the attention sub-layer as in HMI eq. 1.
+# Where in a layer an adapter stands: at the layer's input, or after the attention sub-layer as in HMI eq. 1.
 Place = Literal["input", "attention"]
-NAN = 0x7FC0
+NAN = 0x7FC0  # bits of a NaN in bfloat16
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """`weights` `[L, P]`: of each layer down `[H, r]`, its bias, up `[r, H]`, its bias, one after another.
+    """An adapter in one array `weights` `[L, P]`. A layer's row holds down `[H, r]`, its bias, up `[r, H]`, its bias.
 
-    The matrices are transposed, the way a batched product reads them fastest.
-    float32, or uint16 that holds the bits of bfloat16 (numpy has no such type).
+    The matrices are transposed, because a batched product reads them fastest so. The type is float32, or uint16 that holds the
+    bits of bfloat16, a type that numpy lacks.
     """
 
     weights: npt.NDArray[np.float32] | npt.NDArray[np.uint16]
@@ -46,20 +46,20 @@ class PackedAdapter:
 
 
 def all_finite(values: npt.NDArray[np.float32] | npt.NDArray[np.uint16]) -> bool:
-    """Whether no number is NaN or infinite; uint16 as in PackedAdapter."""
+    """Return whether no number is NaN or infinite; uint16 holds bfloat16 as in PackedAdapter."""
     if values.dtype == np.uint16:
-        # The exponent of NaN and infinity alone is all ones.
+        # Only NaN and infinity have an exponent of all ones.
         return int((values.view(np.uint16) & 0x7FFF).max(initial=0)) < 0x7F80
     return bool(np.isfinite(values).all())
 
 
 def packed_width(hidden: int, reduced: int) -> int:
-    """P: numbers of one layer."""
+    """Return P, the count of numbers in one layer's row."""
     return 2 * hidden * reduced + reduced + hidden
 
 
 def pack(adapter: Adapter) -> PackedAdapter:
-    """In float32."""
+    """Pack an adapter in float32."""
     layers, reduced, hidden = adapter.down.shape
     turned = (adapter.down.transpose(0, 2, 1), adapter.down_bias, adapter.up.transpose(0, 2, 1), adapter.up_bias)
     parts = [part.reshape(layers, -1) for part in turned]
@@ -67,7 +67,7 @@ def pack(adapter: Adapter) -> PackedAdapter:
 
 
 def unpack(packed: PackedAdapter) -> Adapter:
-    """In float32, whatever it was kept in."""
+    """Unpack an adapter in float32, whatever type it was packed in."""
     hidden, reduced = packed.hidden_size, packed.reduced_size
     weights = from_bfloat16(packed.weights) if packed.weights.dtype == np.uint16 else packed.weights
     layers = len(weights)
@@ -80,9 +80,9 @@ def unpack(packed: PackedAdapter) -> Adapter:
 
 
 def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:
-    """The same adapter with a bottleneck of `reduced_size`, filled up with zeros, which change nothing.
+    """Return the same adapter with a bottleneck of `reduced_size`. It is filled up with zeros, which change no answer.
 
-    Raises ConfigError where it is larger than that.
+    Raises ConfigError if the adapter's bottleneck is larger.
     """
     if packed.reduced_size == reduced_size:
         return packed
@@ -103,15 +103,15 @@ def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:
 
 
 def to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, ties to even; of a NaN those of one."""
+    """Return the bits of the nearest bfloat16, ties to even; a NaN stays a NaN."""
     exact = np.ascontiguousarray(values, np.float32)
     bits = exact.view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    # Rounded up, the largest of them would come round to 0.
+    # Rounding up would wrap the largest bits of NaN to 0.
     rounded[np.isnan(exact)] = NAN
     return rounded
 
 
 def from_bfloat16(bits: npt.NDArray[Any]) -> Float32:
-    """The exact float32 of bfloat16 bits."""
+    """Return the exact float32 values of bfloat16 bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)

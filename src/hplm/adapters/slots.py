@@ -1,6 +1,6 @@
-"""Which adapter is in which slot, by a key of tenant and version. Bookkeeping only: whoever owns the memory copies the weights.
+"""A table of adapter slots and the adapters in them, by a key of tenant and version.
 
-Slot 0 is the identity adapter and is never given away.
+This is bookkeeping alone: the owner of the memory copies weights. Slot 0 is the identity adapter, never assigned to a tenant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ IDENTITY = 0
 
 
 class SlotTable:
-    """A fixed number of slots, the least recently used unpinned one is reused first."""
+    """A fixed number of adapter slots; the least recently used unpinned slot is reused first."""
 
     def __init__(self, num_slots: int) -> None:
         if num_slots < 2:
@@ -22,20 +22,20 @@ class SlotTable:
         self._pins: dict[str, int] = {}
 
     def find(self, key: str) -> int | None:
-        """The slot that holds `key`, or None."""
+        """Return the slot that holds `key`, or None."""
         return self._slot_of.get(key)
 
     def is_pinned(self, key: str) -> bool:
-        """Whether somebody still uses the slot of `key`."""
+        """Return whether a batch still uses the slot of `key`."""
         return key in self._pins
 
     @property
     def num_unpinned(self) -> int:
-        """Slots that could be given to a new key now."""
+        """Number of slots that could be assigned to a new key now."""
         return self.num_slots - 1 - len(self._pins)
 
     def assign(self, key: str) -> tuple[int, bool]:
-        """Pin a slot for `key`; True where its weights must be copied there first. Pair with `release`."""
+        """Pin a slot for `key`; return it, and True if its weights must be copied there first. Pair with `release`."""
         slot = self._slot_of.get(key)
         is_new = slot is None
         if slot is None:
@@ -46,18 +46,18 @@ class SlotTable:
         return slot, is_new
 
     def touch(self, key: str) -> None:
-        """Count a use of `key`, if it has a slot: it is reused last."""
+        """Count a use of `key`, if it has a slot, so that its slot is reused last."""
         if key in self._slot_of:
             self._slot_of.move_to_end(key)
 
     def release(self, key: str) -> None:
-        """Undo one `assign`; the weights stay until the slot is needed."""
+        """Undo one `assign`; the weights stay in the slot until another key needs it."""
         self._pins[key] -= 1
         if not self._pins[key]:
             del self._pins[key]
 
     def forget(self, key: str) -> None:
-        """Free an unpinned slot whose weights are not whole."""
+        """Free the unpinned slot of `key`, because its weights are not whole."""
         assert key not in self._pins
         self._free.append(self._slot_of.pop(key))
 

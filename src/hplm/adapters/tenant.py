@@ -28,8 +28,8 @@ class Head:
 
     n is the card's `word_window`: a tagging's outputs for so many words, see `hplm.tasks.words.word_logits`.
 
-    `transitions` `[1 + labels, labels]` of a tagging: how much the first word's tag, and each tag after each, is preferred
-    (a linear-chain CRF); None for other tasks, and for taggings from before it was trained.
+    `transitions` `[1 + labels, labels]` of a tagging are scores of a linear-chain CRF: of each tag for the first word, then of
+    each tag after each tag. None for other tasks, and for taggings without a CRF.
     """
 
     weight: Float32
@@ -38,22 +38,22 @@ class Head:
 
     @property
     def arrays(self) -> dict[str, Float32]:
-        """What there is of it, by name."""
+        """The arrays that the head has, by name."""
         return {name: array for name, array in vars(self).items() if array is not None}
 
     def word_window(self, labels: Sequence[str]) -> int:
-        """From how many words it tells a tag, as the card says."""
+        """Return the number of words whose outputs decide one tag, as the card has it."""
         return len(self.bias) // len(labels)
 
 
 @dataclass(frozen=True)
 class TenantCard:
-    """What a tenant is, apart from its weights.
+    """A tenant without its weights.
 
-    `texts`: 1, or 2 where a request is a pair. `labels` of a regression are just REGRESSION_LABEL. `example` and, of a pair,
-    `example_pair` show what to ask. `adapter_at`: where in each layer the adapter stands; cards from before it was a choice do
-    not say. `transitions`: the head has some; answered without them, its taggings would be wrong. `word_window`: how many words
-    a tag is told from, by the mean of each one's tokens; 1, as before it was a choice, is the word's first token alone.
+    `texts`: 1, or 2 if a request is a pair. `labels` of a regression are REGRESSION_LABEL alone. `example`, and `example_pair`
+    for a pair, are a text to try. `adapter_at`: where in each layer the adapter stands; cards without it are older than the
+    choice. `transitions`: whether the head has transitions, without which its taggings would be wrong. `word_window`: the
+    number of words whose outputs decide a tag, by the mean of each word's tokens; 1 means the word's first token alone.
     """
 
     name: str
@@ -71,7 +71,7 @@ class TenantCard:
 
     @property
     def outputs(self) -> int:
-        """How many its head has."""
+        """Number of the head's outputs."""
         return self.word_window * len(self.labels)
 
 
@@ -86,22 +86,22 @@ class Tenant:
 
     @property
     def adapter(self) -> Adapter:
-        """Its weights unpacked, for everything that need not be fast."""
+        """The adapter's weights, unpacked; slow."""
         return unpack(self.packed)
 
     @property
     def is_finite(self) -> bool:
-        """Whether none of its weights is NaN or infinite."""
+        """Whether no weight is NaN or infinite."""
         return all(map(all_finite, (self.packed.weights, *self.head.arrays.values())))
 
     @property
     def num_bytes(self) -> int:
-        """What its weights take of host memory."""
+        """Bytes of the weights in host memory."""
         return self.packed.weights.nbytes + sum(array.nbytes for array in self.head.arrays.values())
 
     @cached_property
     def key(self) -> str:
-        """What a slot goes by: an update is another key, so it never mixes with what it replaces."""
+        """The key of the tenant's adapter slot. An update has another key, so its weights never mix with those it replaces."""
         return f"{self.card.name}@{self.version}"
 
 
@@ -110,14 +110,14 @@ def save(folder: Path, tenant: Tenant) -> None:
     with artifact.publish(folder, KIND, card_meta(tenant.card)) as partial:
         arrays = {f"adapter.{name}": array for name, array in vars(tenant.adapter).items()}
         arrays |= {f"head.{name}": array for name, array in tenant.head.arrays.items()}
-        # Written from here, a full disk is an OSError.
+        # Of a full disk safetensors' own writing raises another error than OSError.
         (partial / "weights.safetensors").write_bytes(
             packed_arrays({name: np.ascontiguousarray(array) for name, array in arrays.items()})
         )
 
 
 def card_meta(card: TenantCard) -> dict[str, Any]:
-    """The card in JSON values. What servers from before its newer fields can serve, they can read."""
+    """Return the card in JSON values. Newer fields are left out if older servers can serve the tenant without them."""
     meta = asdict(card)
     if card.adapter_at == "attention":
         del meta["adapter_at"]
@@ -129,12 +129,12 @@ def card_meta(card: TenantCard) -> dict[str, Any]:
 
 
 def load_card(folder: Path) -> TenantCard:
-    """A tenant's card without its weights."""
+    """Load a tenant's card without its weights."""
     return parse_card(artifact.read(folder, KIND).meta, str(folder))
 
 
 def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
-    """A card from JSON values. Raises CorruptArtifactError naming `where`."""
+    """Parse a card from JSON values. Raises CorruptArtifactError, which names `where`."""
     if unknown := sorted(meta.keys() - {field.name for field in fields(TenantCard)}):
         raise CorruptArtifactError(
             f"{where}: made by another version of hplm, which knows {unknown[0]!r}; update this one"
@@ -164,22 +164,22 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
 
 
 def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: bool = True) -> Tenant:
-    """The tenant called `name`, by default as its folder, of the base with `fingerprint`.
+    """Load the tenant called `name`, by default the name of its folder, of the base with `fingerprint`.
 
-    Raises MissingArtifactError, WrongBaseError, CorruptArtifactError or StoreUnavailableError, and OSError where the manifest
+    Raises MissingArtifactError, WrongBaseError, CorruptArtifactError or StoreUnavailableError, and OSError if the manifest
     cannot be read.
     """
     stored = artifact.read(folder, KIND)
     card = parse_card(stored.meta, str(folder))
     if card.name != (name or folder.name):
-        # Slots go by name: a copied folder must never be served as the tenant it was copied from.
+        # Adapter slots are found by name, so a copied folder must never be served as the original tenant.
         raise CorruptArtifactError(f"{folder} holds the card of another tenant; fine-tune it again")
     if card.base != fingerprint:
         raise WrongBaseError(
             f"{folder} was fine-tuned over base {card.base}, this base is {fingerprint}: fine-tune it again"
         )
     try:
-        # Read once and checked in memory: the file may be replaced between two looks at it.
+        # Read once and checked in memory, because the file may be replaced between two reads.
         arrays = load_arrays(stored.read_bytes("weights.safetensors", verify=verify))
         adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
         head = Head(arrays["head.weight"], arrays["head.bias"], arrays.get("head.transitions"))

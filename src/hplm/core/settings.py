@@ -33,9 +33,11 @@ Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The shape of a converted base. `window` is n of the n-grams; `window_layers` may exceed the layers that it replaces.
+    """The shape of a converted base, of an `architecture` of `hplm.models.architectures`.
 
-    `relative_buckets` is the number of distance buckets of a model with relative attention, such as MPNet; else 0.
+    The lower encoder has the form `lower_form`, see `hplm.models.lower`. `window` is n of its n-grams, and for each n-gram it
+    gives `vectors_per_ngram` vectors. `window_layers` is its number of layers, which may exceed the layers that it replaces.
+    `relative_buckets`: number of distances that change attention scores, in a model such as MPNet; else 0.
     """
 
     name: str
@@ -46,10 +48,13 @@ class BaseConfig:
     window_layers: int
     upper_layers: int
     max_tokens: int
+    vectors_per_ngram: int
     window: int = 3
     layer_norm_eps: float = 1e-12
     pad_id: int = 0
     relative_buckets: int = 0
+    architecture: str = "bert"
+    lower_form: str = "windows"
 
     def __post_init__(self) -> None:
         at_least(
@@ -60,6 +65,8 @@ class BaseConfig:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not 2 <= self.window <= 8:
             raise ConfigError(f"window must be 2 to 8, got {self.window}")
+        if not 1 <= self.vectors_per_ngram <= self.window:
+            raise ConfigError(f"vectors_per_ngram must be 1 to window, {self.window}, got {self.vectors_per_ngram}")
         if self.relative_buckets % 4 or not 0 <= self.relative_buckets < 512:
             raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL = "hbert"
+from hplm.core import roles
+
+MODEL = roles.ENSEMBLE.name
 
 # The ensemble's inputs and outputs for each text of a request. `hplm.serving.multi_text` packs several texts in one tensor.
 TEXT = "TEXT"  # BYTES [1], UTF-8; [2] for a tenant that was trained on pairs
@@ -34,8 +36,8 @@ TRITON_FULL = "Exceeds maximum queue size"
 TRITON_EXPIRED = "Request timeout expired"
 
 # Manage requests are JSON objects as BYTES [1].
-MANAGER = "manager"  # answers once
-MANAGER_WATCH = "manager_watch"  # sends an event for every change of a job, over gRPC streaming only
+MANAGER = roles.MANAGER.name  # answers once
+MANAGER_WATCH = roles.MANAGER_WATCH.name  # sends an event for every change of a job, over gRPC streaming only
 REQUEST = "REQUEST"
 RESPONSE = "RESPONSE"
 JOB_UNFINISHED = ("queued", "running")  # states of a job that will change

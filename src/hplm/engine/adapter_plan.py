@@ -1,4 +1,4 @@
-"""Which tokens of a batch go through which adapter, and in which products: one computation for all tenants (HMI 6.3)."""
+"""Planning the adapters of a batch: the products in which tokens go through adapters, for all tenants together (HMI 6.3)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hplm.adapters.slots import IDENTITY
 from hplm.engine.kernels.adapt import UNCHANGED, AdapterPlan
 from hplm.engine.kernels.onednn import rounded
 
-# Tokens of one tenant that go through one product of the batched form: more are cut, fewer filled up.
+# Tokens of one tenant in a chunk of the batched product. Longer runs are cut into chunks, shorter ones are filled up.
 CHUNK_WIDTHS = (8, 16, 32)
-CHUNK_STEP = 2
-# Where a CPU gathers tokens, from this many of a tenant on a product of its own is faster than chunks (`hplm bench adapters`).
+CHUNK_STEP = 2  # the number of chunks is filled up to a multiple of this, see `rounded`
+# Tokens from which a tenant's own product is faster than chunks, on a CPU that gathers tokens (`hplm bench adapters`).
 OWN_PRODUCT_TOKENS = 64
 
 
 def gathers(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether adapters are applied faster to tokens brought together by tenant than text by text.
+    """Return whether adapters are applied faster to tokens gathered by tenant than text by text.
 
-    In float32 on a core of a CPU bringing weights and tokens together costs more than it saves; oneDNN in bfloat16 and CUDA ask
-    much for each product, and with several threads neither way wins clearly. To be asked once torch has its number of threads.
+    In float32 on one core of a CPU, gathering weights and tokens costs more than it saves. In bfloat16 and on CUDA each product
+    has a high fixed cost. With several threads neither way wins clearly. Call it after torch has its number of threads.
     """
     return device.type != "cpu" or dtype != torch.float32 or torch.get_num_threads() > 1
 
@@ -39,9 +39,9 @@ def plan_adapters(
     gathered: bool,
     own_tokens: int | None,
 ) -> AdapterPlan:
-    """For texts one after another, each with its slot and its length, `gathered` or else text by text, see AdapterPlan.
+    """Plan the adapters of texts one after another, each with its slot and its length: `gathered`, or text by text.
 
-    `own_tokens` by `own_product_tokens`; `num_slots` of a pool.
+    See AdapterPlan for both ways. `own_tokens` comes from `own_product_tokens`. `num_slots` is a pool's.
     """
     if len(set(slots)) == 1:
         return UNCHANGED._replace(own_slots=[slots[0]])
@@ -61,65 +61,65 @@ def _plan_gathered(
     places: dict[int, list[npt.NDArray[np.int64]]] = {}
     for slot, start, end in zip(slots, starts, starts[1:], strict=False):
         places.setdefault(slot, []).append(np.arange(start, end))
-    together = {slot: np.concatenate(found) for slot, found in places.items()}
+    by_slot = {slot: np.concatenate(texts) for slot, texts in places.items()}
     own: dict[int, npt.NDArray[np.int64]] = {}
     if own_tokens is not None:
         own = {
-            slot: found if slot == IDENTITY else _filled(found, rounded(len(found)))
-            for slot, found in together.items()
-            if slot == IDENTITY or len(found) >= own_tokens
+            slot: tokens if slot == IDENTITY else _filled(tokens, rounded(len(tokens)))
+            for slot, tokens in by_slot.items()
+            if slot == IDENTITY or len(tokens) >= own_tokens
         }
     chunked: dict[int, dict[int, npt.NDArray[np.int64]]] = {}
-    for slot, found in together.items():
+    for slot, tokens in by_slot.items():
         if slot not in own:
             pool, place = divmod(slot, num_slots)
-            chunked.setdefault(pool, {})[place] = found
+            chunked.setdefault(pool, {})[place] = tokens
     chunk_slots: list[npt.NDArray[np.int64]] = []
     chunk_gather: list[npt.NDArray[np.int64]] = []
-    for found_of_pool in chunked.values():
-        in_slots, chunks = _chunks(found_of_pool)
-        chunk_slots.append(np.array(in_slots, np.int64))
+    for tokens_of_pool in chunked.values():
+        slots_of_chunks, chunks = _chunks(tokens_of_pool)
+        chunk_slots.append(np.array(slots_of_chunks, np.int64))
         chunk_gather.append(np.concatenate(chunks))
-    # The first place of each: fillers repeat a token that came before.
+    # The first place of each token, because fillers repeat a token that came before.
     _, back = np.unique(np.concatenate([*own.values(), *chunk_gather]), return_index=True)
-    # In one copy to the device.
+    # One copy to the device for all parts.
     parts = [*own.values(), *chunk_slots, *chunk_gather, back]
-    there = list(torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts]))
+    on_device = list(torch.from_numpy(np.concatenate(parts)).to(device).split([len(part) for part in parts]))
     pools = len(chunked)
     return AdapterPlan(
         list(own),
         [],
-        there[: len(own)],
+        on_device[: len(own)],
         list(chunked),
-        there[len(own) : len(own) + pools],
-        there[len(own) + pools : len(own) + 2 * pools],
-        there[-1],
+        on_device[len(own) : len(own) + pools],
+        on_device[len(own) + pools : len(own) + 2 * pools],
+        on_device[-1],
     )
 
 
 def own_product_tokens(device: torch.device) -> int | None:
-    """From how many tokens on a tenant's, gathered, have a product of their own; fewer go in chunks with others'.
+    """Return the least tokens of a tenant that have a product of their own if tokens are gathered; fewer go in chunks.
 
-    None on a GPU, where all go in chunks, those without an adapter too: 16 tenants with a product each took 2.0 ms a layer, 64
-    in chunks 0.4 (`hplm bench adapters`, H100, texts of 20 tokens; fewer tenants with more tokens were not tried).
+    On a GPU it is None: all tokens go in chunks, those without an adapter too. 16 tenants with a product each took 2.0 ms a
+    layer, 64 tenants in chunks 0.4 ms (`hplm bench adapters`, H100, texts of 20 tokens; more tokens a tenant were not tried).
     """
     return OWN_PRODUCT_TOKENS if device.type == "cpu" else None
 
 
 def _filled(places: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
-    """`size` places, the last one repeated."""
+    """Return `size` places: the given ones, then the last one repeated."""
     return places[np.minimum(np.arange(size), len(places) - 1)]
 
 
 def _chunks(places: dict[int, npt.NDArray[np.int64]]) -> tuple[list[int], list[npt.NDArray[np.int64]]]:
-    """`chunk_slots` and the parts of `chunk_gather` of an AdapterPlan: few lengths and numbers of chunks, see `rounded`."""
+    """Return `chunk_slots` and the parts of `chunk_gather` of an AdapterPlan. Few widths and counts occur, see `rounded`."""
     longest = max(map(len, places.values()))
     width = next(width for width in CHUNK_WIDTHS if width >= min(longest, CHUNK_WIDTHS[-1]))
     slots: list[int] = []
     gather: list[npt.NDArray[np.int64]] = []
-    for slot, own in places.items():
-        for first in range(0, len(own), width):
+    for slot, tokens in places.items():
+        for first in range(0, len(tokens), width):
             slots.append(slot)
-            gather.append(_filled(own[first : first + width], width))
-    more = rounded(len(slots), CHUNK_STEP) - len(slots)
-    return slots + slots[-1:] * more, gather + gather[-1:] * more
+            gather.append(_filled(tokens[first : first + width], width))
+    fillers = rounded(len(slots), CHUNK_STEP) - len(slots)
+    return slots + slots[-1:] * fillers, gather + gather[-1:] * fillers

@@ -1,4 +1,4 @@
-"""Adapters in device memory: slots that are filled while the device computes (HMI 5.2, 6.2)."""
+"""Adapters in device memory: adapter slots that are filled while the device computes (HMI 5.2, 6.2)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from hplm.models.layers import Adapt
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.tracing import Tracer
 
-# Bottlenecks are multiples of this: in narrow products of other widths MKL rounds a token by its place, on AMD's processors.
+# A slot's bottleneck is a multiple of this. On AMD's processors, MKL rounds narrow products of other widths by a token's place.
 COLUMNS = 8
 # Tensors of a pool of slots.
 PARTS = 4
-# Where nobody says how many; on a GPU the least.
+# Default number of slots of a pool; on a GPU the least.
 USUAL_SLOTS = 64
-# Of a GPU's free memory, for the slots of all processes of a stage together.
+# Share of a GPU's free memory for the slots of all processes of a stage together.
 SLOTS_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class FreshSlots:
-    """Slots of one pool and what is to come into each: `weights[i]` `[L, P]`, as PackedAdapter has them."""
+    """Slots of one pool that need weights: `weights[i]` `[L, P]` for `slots[i]`, as PackedAdapter has them."""
 
     pool: int
     slots: list[int]
@@ -42,7 +42,7 @@ class FreshSlots:
 
 
 class Fill:
-    """Copying a batch's adapters into slots, layer by layer; whoever computes waits for the layer it is at."""
+    """The copying of a batch's adapters into slots, layer by layer. The computing thread waits for each layer that it needs."""
 
     def __init__(self, fresh: list[FreshSlots], num_layers: int, device: torch.device) -> None:
         self.fresh = fresh
@@ -74,13 +74,13 @@ class Fill:
         return self._done == self._num_layers and self._error is None
 
     def wait(self, layer: int) -> None:
-        """Until `layer` is in its slots; on CUDA, until the stream of this thread will see it so."""
+        """Wait until `layer` is in its slots. On CUDA this thread's stream waits."""
         self._wait_for(layer)
         if self.events:
             torch.cuda.current_stream(self._device).wait_event(self.events[layer])
 
     def wait_all(self) -> None:
-        """Until all layers are in their slots; on CUDA this thread waits, not its stream, which is the one that computes."""
+        """Wait until all layers are in their slots. On CUDA this thread waits, not its stream, because the stream computes."""
         self._wait_for(self._num_layers - 1)
         if self.events:
             self.events[-1].synchronize()
@@ -95,7 +95,7 @@ class Fill:
 
 @dataclass(frozen=True)
 class AssignedSlots:
-    """A batch's slots, one a request, pinned until released; `fills` are those still under way when it was assigned.
+    """The slots of a batch, one for each request, pinned until released. `fills` were still running at the assignment.
 
     `places`: where in a layer each request's adapter stands.
     """
@@ -105,31 +105,32 @@ class AssignedSlots:
     fills: tuple[Fill, ...]
 
     def wait(self, layer: int) -> None:
-        """Until `layer` is in all of them."""
+        """Wait until `layer` is in all slots."""
         for fill in self.fills:
             fill.wait(layer)
 
     def at(self, place: Place) -> list[int]:
-        """The slots again, but the identity for requests whose adapter stands elsewhere."""
+        """Return the slots of requests whose adapter stands at `place`, and the identity for all other requests."""
         return [slot if stands == place else IDENTITY for slot, stands in zip(self.slots, self.places, strict=True)]
 
     @property
     def filled(self) -> bool:
-        """Whether all layers are in all of them."""
+        """Whether all layers are in all slots."""
         return all(fill.done for fill in self.fills)
 
 
 class AdapterSlots:
-    """Slots for adapters of each width there may be, a pool of `num_slots` each: the usual width, and where that is more,
-    `reduced_size`. So the usual ones cost no more where there are wide ones beside them.
+    """Adapter slots in device memory, in a pool of `num_slots` for each width. Safe to use from several threads.
 
-    `parts`, of each pool four, of L layers and S slots: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias. r are the
-    `sizes`: as asked for, or so much larger that a token's neighbours do not change its bits. Slot s of pool p is called
-    p * S + s; slot 0 is the identity.
-    A slot goes by tenant and version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread
-    fills slots layer by layer while the caller computes (HMI 6.2), where there is CUDA on a stream of its own, the first layer
-    and then all others (see `pieces`); without it whoever finds them empty fills them: `assign` those of its batch, `prefetch`
-    those of one to come. Safe to use from several threads.
+    A pool has the usual width. If `reduced_size` is more, another pool has that width. So narrow adapters cost no more beside
+    wide ones. A pool of L layers and S slots has four of `parts`: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias.
+    r is the pool's width in `sizes`: the requested width, rounded up so that a token's neighbours do not change its bits.
+    Slot s of pool p has the number p * S + s. Slot 0 is the identity.
+
+    A slot belongs to a tenant's version. It is not overwritten while a batch has it pinned. With `fine_prefetch` a thread fills
+    slots layer by layer while the caller computes (HMI 6.2). On CUDA it does so on a stream of its own, the first layer and
+    then all others (see `pieces`). Without `fine_prefetch` the callers fill slots: `assign` the slots of its batch, `prefetch`
+    those of a later batch.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class AdapterSlots:
         keep_bfloat16: bool = False,
         tracer: Tracer | None = None,
     ) -> None:
-        """`keep_bfloat16`: no finer format is asked for, so that is how adapters are `fitted`."""
+        """Allocate the slots. With `keep_bfloat16` adapters are `fitted` to bfloat16, because no finer format is needed."""
         self._tracer = tracer or Tracer(None, "")
         self._keeps_bfloat16 = keep_bfloat16
         hidden = config.hidden_size
@@ -154,8 +155,8 @@ class AdapterSlots:
         self._device = device
         self.tables = [SlotTable(num_slots) for _ in self.sizes]
         self._dtype = dtype
-        # One tensor a part, all slots of a layer together: what a batch needs is gathered from each in one copy, and
-        # batched products of anything less regular take twice as long. On a CPU, slots that nobody needs are never touched.
+        # A part is one tensor of all slots, so that one copy gathers a batch's adapters. Batched products over less regular
+        # memory take twice as long. On a CPU the memory of unused slots is never touched.
         self.parts = [
             torch.empty(config.upper_layers, num_slots, *shape, device=device, dtype=dtype)
             for size in self.sizes
@@ -177,18 +178,18 @@ class AdapterSlots:
 
     @property
     def device_bytes(self) -> int:
-        """What slots take on the device, however many tenants there are; a GPU has the tenants of a fill twice meanwhile."""
+        """Bytes of the slots on the device, for any number of tenants. During a fill a GPU holds its tenants twice."""
         return sum(part.numel() * part.element_size() for part in self.parts)
 
     def fitted(self, packed: PackedAdapter) -> PackedAdapter:
-        """As wide as the slots that it goes to, and no finer than asked for. Raises ConfigError where it is wider than any."""
+        """Return the adapter as wide as its slots, no finer than needed. Raises ConfigError if it is wider than all slots."""
         packed = widen(packed, self.sizes[self._pool_of(packed)])
         if not self._keeps_bfloat16 or packed.weights.dtype == np.uint16:
             return packed
         return replace(packed, weights=torch.from_numpy(packed.weights).bfloat16().view(torch.uint16).numpy())
 
     def staged(self, packed: PackedAdapter) -> PackedAdapter:
-        """The same weights where slots are filled from fastest: pinned memory where there is CUDA, else where they are."""
+        """Return the same weights in the memory from which slots are filled fastest: pinned with CUDA, else unchanged."""
         if self._stream is None:
             return packed
         try:
@@ -201,13 +202,13 @@ class AdapterSlots:
         return replace(packed, weights=pinned.numpy())
 
     def find(self, tenant: Tenant) -> int | None:
-        """The slot that holds a tenant, or None."""
+        """Return the slot that holds a tenant, or None."""
         pool = self._pool_of(tenant.packed)
         slot = self.tables[pool].find(tenant.key)
         return None if slot is None else pool * self.num_slots + slot
 
     def close(self) -> None:
-        """End the filling thread; a batch that outlasts it fills its slots itself."""
+        """End the filling thread. Batches after that fill their slots themselves."""
         with self._freed:
             jobs, self._jobs = self._jobs, None
         if jobs is not None:
@@ -216,25 +217,25 @@ class AdapterSlots:
 
     @contextmanager
     def assigned(self, tenants: Sequence[Tenant]) -> Iterator[AssignedSlots]:
-        """Pin a slot for the tenant of each request, and see that its adapter is on its way there."""
-        found = self.assign(tenants)
+        """Pin a slot for the tenant of each request, and start to fill it if it lacks the adapter."""
+        assigned = self.assign(tenants)
         try:
-            yield found
+            yield assigned
         finally:
             self.release(tenants)
 
     def assign(self, tenants: Sequence[Tenant]) -> AssignedSlots:
-        """Pair with `release`. At most `num_slots - 1` distinct tenants; waits while others have too many slots pinned.
+        """Pin slots for at most `num_slots - 1` distinct tenants; wait while other batches pin too many. Pair with `release`.
 
-        Raises ConfigError where an adapter is larger than the slots; nothing is pinned then.
+        If an adapter is larger than the slots, it raises ConfigError and pins no slot.
         """
         wanted = self._pools_of(tenants)
         with self._freed:
             missing = {tenant.key: tenant for tenant in tenants if self.find(tenant) is None}
-        # Without the lock, for where they were not fitted before they come this takes as long as a layer.
+        # Without the lock, because fitting takes as long as a layer.
         packed = self._fitted(missing.values())
         with self._freed:
-            # All at once: two that each waited with a part pinned would wait for each other.
+            # All slots are pinned together: two batches that each pinned a part would wait for each other.
             while not self._has_room(wanted):
                 self._batches_waiting += 1
                 try:
@@ -247,36 +248,36 @@ class AdapterSlots:
         return assigned
 
     def _pool_of(self, packed: PackedAdapter) -> int:
-        """Of the narrowest slots that hold it, else of the widest."""
+        """Return the pool of the narrowest slots that hold the adapter, else of the widest."""
         return 0 if packed.reduced_size <= self.sizes[0] else len(self.sizes) - 1
 
     def _pools_of(self, tenants: Sequence[Tenant]) -> dict[str, int]:
-        """Each tenant's pool, once."""
+        """Return each tenant's pool by key."""
         return {tenant.key: self._pool_of(tenant.packed) for tenant in tenants}
 
     def _fitted(self, tenants: Iterable[Tenant]) -> dict[str, PackedAdapter]:
         return {tenant.key: self.fitted(tenant.packed) for tenant in tenants}
 
     def _has_room(self, wanted: Mapping[str, int]) -> bool:
-        """Whether all of `wanted`, keys with their pools, can be pinned now."""
+        """Return whether all of `wanted`, keys with their pools, can be pinned now."""
         missing = [0] * len(self.tables)
         for key, pool in wanted.items():
             missing[pool] += not self.tables[pool].is_pinned(key)
-        # More than there are would wait for ever.
+        # A batch of more tenants than slots would wait for ever.
         assert max(missing) < self.num_slots
         return all(count <= table.num_unpinned for count, table in zip(missing, self.tables, strict=True))
 
     def _pin(
         self, tenants: Sequence[Tenant], wanted: Mapping[str, int], packed: Mapping[str, PackedAdapter]
     ) -> tuple[AssignedSlots, Fill | None]:
-        """Under the lock, with as many slots unpinned as it takes; and what the caller is to fill where no thread does.
+        """Pin slots; return them, and a fill that the caller must do if no thread fills slots.
 
-        `packed` lacks those that had a slot a moment ago.
+        The caller holds the lock, and `_has_room` was true. `packed` lacks tenants that had a slot a moment ago.
         """
         slots: list[int] = []
         fresh = [FreshSlots(pool, [], []) for pool in range(len(self.tables))]
         for key, pool in wanted.items():
-            # Whoever has a slot must not lose it to another of the same batch.
+            # A tenant with a slot must not lose it to another tenant of the same batch.
             self.tables[pool].touch(key)
         for tenant in tenants:
             pool = wanted[tenant.key]
@@ -288,12 +289,12 @@ class AdapterSlots:
                 fresh[pool].slots.append(slot)
                 fresh[pool].weights.append(weights.view(torch.bfloat16) if weights.dtype == torch.uint16 else weights)
         own = None
-        if fresh := [one for one in fresh if one.slots]:
-            # One for all pools, so that layers are there in the order in which they are computed.
+        if fresh := [of_pool for of_pool in fresh if of_pool.slots]:
+            # One fill for all pools, so that layers arrive in the order of computing.
             fill = Fill(fresh, self._num_layers, self._device)
-            for one in fresh:
-                self._filling.update((one.pool * self.num_slots + slot, fill) for slot in one.slots)
-                self.loads += len(one.slots)
+            for of_pool in fresh:
+                self._filling.update((of_pool.pool * self.num_slots + slot, fill) for slot in of_pool.slots)
+                self.loads += len(of_pool.slots)
             if self._jobs is not None:
                 self._jobs.put(fill)
             else:
@@ -302,7 +303,7 @@ class AdapterSlots:
         return AssignedSlots(tuple(slots), tuple(tenant.card.adapter_at for tenant in tenants), fills), own
 
     def release(self, tenants: Sequence[Tenant]) -> None:
-        """Undo one `assign`; the weights stay until the slot is needed, but a slot whose filling failed is forgotten."""
+        """Undo one `assign`. Weights stay until another tenant needs the slot; a slot whose fill failed is freed."""
         with self._freed:
             for tenant in tenants:
                 self.tables[self._pool_of(tenant.packed)].release(tenant.key)
@@ -314,33 +315,33 @@ class AdapterSlots:
             self._freed.notify_all()
 
     def prefetch(self, tenants: Sequence[Tenant]) -> None:
-        """Coarse prefetch: fill slots for a batch to come, as far as slots are unpinned now, and return when it is done.
+        """Fill slots for a later batch as far as slots are unpinned now (coarse prefetch), and return when they are filled.
 
-        Does nothing while a batch waits for slots: what comes later must not keep them from what comes now.
+        While a batch waits for slots it does nothing, because a later batch must not take its slots.
         """
         wanted = self._pools_of(tenants)
         with self._freed:
             if self._batches_waiting:
                 return
-            taken: list[Tenant] = []
+            chosen: list[Tenant] = []
             missing = {tenant.key: tenant for tenant in tenants if self.find(tenant) is None}
             for pool, table in enumerate(self.tables):
                 of_pool = [key for key, own in wanted.items() if own == pool]
                 resident = sum(key not in missing and not table.is_pinned(key) for key in of_pool)
-                # What is there already and wanted next is not pushed out for what is not.
+                # Tenants that are resident and wanted must not be evicted for tenants that are missing.
                 room = max(0, table.num_unpinned - resident)
-                taken += [missing[key] for key in of_pool if key in missing][:room]
+                chosen += [missing[key] for key in of_pool if key in missing][:room]
                 for key in of_pool:
                     table.touch(key)
-            assigned, own = self._pin(taken, self._pools_of(taken), self._fitted(taken))
+            assigned, own = self._pin(chosen, self._pools_of(chosen), self._fitted(chosen))
         try:
             if own is not None:
-                # Without the lock: a batch that begins now need not wait for what is copied for the next.
+                # Without the lock, so that a batch that begins now does not wait for this copy.
                 self._fill(own)
             for fill in assigned.fills:
                 fill.wait_all()
         finally:
-            self.release(taken)
+            self.release(chosen)
 
     def _fill_loop(self, jobs: queue.SimpleQueue[Fill | None]) -> None:
         while (fill := jobs.get()) is not None:
@@ -348,13 +349,13 @@ class AdapterSlots:
 
     def _fill(self, fill: Fill) -> None:
         try:
-            with self._tracer.span("fill", slots=sum(len(one.slots) for one in fill.fresh)):
+            with self._tracer.span("fill", slots=sum(len(of_pool.slots) for of_pool in fill.fresh)):
                 self._fill_layers(fill)
         except BaseException as error:
             fill.fail(error)
             return
         finally:
-            # The thread holds its last fill until the next one: weights of tenants long gone would stay in memory.
+            # The thread refers to its last fill until the next comes, which would keep dropped tenants' weights in memory.
             fill.fresh.clear()
         with self._freed:
             for slot in [slot for slot, other in self._filling.items() if other is fill]:
@@ -363,34 +364,34 @@ class AdapterSlots:
     def _fill_layers(self, fill: Fill) -> None:
         if self._stream is None:
             for layer in range(self._num_layers):
-                for one in fill.fresh:
-                    # All slots in one call: each call takes the lock that computing needs.
-                    self._fill_slots(self._parts_of(one.pool), layer, one.weights, one.slots)
+                for of_pool in fill.fresh:
+                    # One call for all slots, because each call takes the lock that computing needs.
+                    self._fill_slots(self._parts_of(of_pool.pool), layer, of_pool.weights, of_pool.slots)
                 fill.layer_done()
             return
         with torch.cuda.stream(self._stream):
-            # Before any layer: this copy waits for all that the stream has been given.
-            places = [torch.tensor(one.slots, device=self._device) for one in fill.fresh]
-            staged = [place_for(one.weights, self._device) for one in fill.fresh]
+            # Before any layer, because this copy waits for all earlier work of the stream.
+            places = [torch.tensor(of_pool.slots, device=self._device) for of_pool in fill.fresh]
+            staged = [place_for(of_pool.weights, self._device) for of_pool in fill.fresh]
             for first, last in pieces(self._num_layers):
-                for one, there, room in zip(fill.fresh, places, staged, strict=True):
-                    self._fill_slots(self._parts_of(one.pool), first, last, one.weights, there, room)
+                for of_pool, slots, room in zip(fill.fresh, places, staged, strict=True):
+                    self._fill_slots(self._parts_of(of_pool.pool), first, last, of_pool.weights, slots, room)
                 event = torch.cuda.Event()
                 event.record(self._stream)
                 for _ in range(first, last):
                     fill.layer_done(event)
-        # The host memory must outlive the copies that read it.
+        # Wait here, because the host memory must outlive the copies that read it.
         self._stream.synchronize()
 
     def _parts_of(self, pool: int) -> list[Tensor]:
         return self.parts[PARTS * pool : PARTS * (pool + 1)]
 
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
-        """The slow twin of what `RunLayers` does with its plans: a loop over texts."""
+        """Return the slow twin of the adapters in `RunLayers`: a loop over texts."""
 
-        def adapt(place: Place, layer: int, given: Tensor) -> Tensor:
+        def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:
             assigned.wait(layer)
-            parts = given.split(list(lengths))
+            parts = tokens.split(list(lengths))
             return torch.cat(
                 [
                     part if slot == IDENTITY else self._apply(layer, slot, part)
@@ -416,7 +417,10 @@ def choose_slots(
     dtype: torch.dtype,
     instances: int = 1,
 ) -> int:
-    """`wanted`, else USUAL_SLOTS; on a GPU as many as SLOTS_SHARE of its free memory holds, shared by `instances` processes."""
+    """Return `wanted` slots, or by default USUAL_SLOTS, on a GPU at least.
+
+    A GPU's default fills SLOTS_SHARE of its free memory, shared by `instances` processes.
+    """
     if wanted is not None:
         return wanted
     if device.type != "cuda":
@@ -428,11 +432,11 @@ def choose_slots(
 
 
 def pool_sizes(config: BaseConfig, reduced_size: int) -> list[int]:
-    """Bottlenecks of the slots of each pool, narrow ones first."""
+    """Return the bottleneck of the slots of each pool, narrow ones first."""
     usual = config.reduced_size(REDUCTION_FACTOR)
     return sorted({slot_size(min(usual, reduced_size)), slot_size(reduced_size)})
 
 
 def slot_size(reduced_size: int) -> int:
-    """The bottleneck of slots for adapters of `reduced_size`."""
+    """Return the bottleneck of slots for adapters of `reduced_size`."""
     return -(-reduced_size // COLUMNS) * COLUMNS

@@ -1,4 +1,4 @@
-"""The upper stage: hidden states of many tenants' texts -> logits, shared layers once, each text's own adapter and head."""
+"""The engine of the encode stage: hidden states of many tenants' texts -> logits, by shared layers, adapters and heads."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from hplm.tasks.task_loader import task_named
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One text after the look-up: `hidden` `[T, H]`."""
+    """A text after the look-up: `hidden` `[T, H]`."""
 
     tenant: Tenant
     hidden: npt.NDArray[np.float16] | npt.NDArray[np.float32]
 
 
 class EncodeEngine:
-    """Runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
+    """An engine that runs batches over one set of upper layers. Not thread-safe, but `slots.prefetch` may run beside it.
 
-    `row_tokens` and `pad_to` are those of `hplm.engine.layouts`. With ranges of each layer, `int8`, products
-    with their matrices are computed so, see `hplm.engine.kernels.int8`. Raises ConfigError where the device cannot.
+    `row_tokens` and `pad_to` are those of `hplm.engine.layouts`. If products are computed in int8, `int8` holds
+    the ranges of each layer, see `hplm.engine.kernels.int8`. Raises ConfigError if the device has no int8.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class EncodeEngine:
             device,
             dtype,
             fine_prefetch=fine_prefetch,
-            # Beside matrices in integers a bank's format is fine enough too, at half the memory.
+            # The bank's bfloat16 is fine enough beside int8 matrices too, at half the memory.
             keep_bfloat16=dtype == torch.bfloat16 or bool(int8),
             tracer=tracer,
         )
         self._tracer = tracer or Tracer(None, "")
-        # Of all batches so far, padding and fillers with them.
+        # Tokens of all batches so far, with padding and fillers.
         self.computed_tokens = 0
         self._gathers = gathers(device, dtype)
         self._batching: Batching = batching
@@ -86,13 +86,13 @@ class EncodeEngine:
         self._upper = upper.to(device).eval().requires_grad_(False)
         pairs = zip(self._upper.layers, int8, strict=True) if int8 else ()
         quantised = [quantise_layer(layer, ranges) for layer, ranges in pairs]
-        # All of the layers in one format: the residual stream is normalised after every sub-layer, so rounding does not
-        # add up, and casting it to and fro took a tenth of the time.
+        # The residual stream has the layers' format too. It is normalised after every sub-layer, so rounding errors do not add
+        # up. Casting it back and forth took a tenth of the time.
         self._upper.layers.to(dtype)
         weights = [layer_weights(layer) for layer in self._upper.layers]
         relative = None
         if self._upper.relative is not None:
-            # A CPU's attention is in fp32, see RunLayers.
+            # Attention on a CPU is in fp32, see RunLayers.
             longest = max(config.max_tokens, row_tokens, pad_to)
             relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32)
         self._layers = scripted(
@@ -105,11 +105,11 @@ class EncodeEngine:
                 int8=quantised,
             )
         )
-        # Their matrices may lie in another order now: once is enough.
+        # RunLayers has its own copy of the matrices.
         self._upper.layers = nn.ModuleList()
 
     def close(self) -> None:
-        """End the thread that fills slots."""
+        """End the thread that fills adapter slots."""
         self.slots.close()
 
     def run(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> list[Logits]:
@@ -123,7 +123,7 @@ class EncodeEngine:
     def run_each(
         self, requests: Sequence[EngineRequest], slot_tokens: int | None = None
     ) -> Iterator[tuple[list[int], list[Logits]]]:
-        """As `run`, part by part as each is ready: which requests, and their logits. A part's memory is let go with it."""
+        """Yield the numbers of requests and their logits as parts are ready. A part's memory is freed after it."""
         for part in self._parts(requests):
             members = [requests[i] for i in part]
             with self.slots.assigned([member.tenant for member in members]) as assigned:
@@ -132,7 +132,10 @@ class EncodeEngine:
                     yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
 
     def _parts(self, requests: Sequence[EngineRequest]) -> list[list[int]]:
-        """Positions sorted by length, so that attention goes in few calls; by tenant and cut where the slots are too few."""
+        """Return the requests' positions sorted by length, so that attention needs few calls.
+
+        If slots are too few, the requests are sorted by tenant and cut into parts first.
+        """
         most = self.slots.num_slots - 1
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].hidden))
         if len({request.tenant.key for request in requests}) <= most:
@@ -176,13 +179,13 @@ class EncodeEngine:
                 at_attention_of_read,
             )
             self.computed_tokens += run.hidden.size(0)
-            # Ours no more: what Python still held would take the lock again and again.
+            # Python's references are dropped, because each would take the interpreter's lock again and again.
             del state, mask, at_input, at_attention, read, at_attention_of_read
             try:
                 first, layers = 0, self.config.upper_layers
                 while first < layers:
-                    # All that are left at once, unless a slot waits for one of them or somebody wants to see each: every
-                    # return has to get the interpreter's lock back from whoever reads and answers.
+                    # All remaining layers in one call, unless slots are not filled yet or each layer is traced. Every return
+                    # waits for the interpreter's lock, which threads that read and answer hold.
                     last = layers if assigned.filled and not self._tracer.is_on else first + 1
                     for index in range(first, last):
                         assigned.wait(index)
@@ -196,8 +199,8 @@ class EncodeEngine:
             return head_logits([text.tenant for text in texts], counts, state)
 
     def _embed(self, texts: list[EngineRequest], layout: Layout) -> Tensor:
-        """The texts' hidden states in their places, positions added: `[size, H]`."""
-        # One copy for all, then one conversion: half the time of converting text by text into place.
+        """Return the texts' hidden states in their places, positions added: `[size, H]`."""
+        # One copy and one conversion for all texts take half the time of a conversion for each text.
         real = torch.from_numpy(np.concatenate([text.hidden for text in texts])).to(self.device)
         ends = np.cumsum(layout.lengths)
         steps = np.arange(ends[-1]) - np.repeat(ends - layout.lengths, layout.lengths)
@@ -209,7 +212,7 @@ class EncodeEngine:
         return state.new_zeros(layout.size, state.shape[1]).index_copy_(0, places.to(self.device), state)
 
     def _adapters(self, layout: Layout, slot_of: Sequence[int]) -> AdapterPlan:
-        """Each text's adapter over its own tokens, `slot_of` the layout's text; padding has the identity."""
+        """Plan each text's adapter over its own tokens; padding has the identity. `slot_of` has the slot of each text."""
         slots: list[int] = []
         lengths: list[int] = []
         end = 0
@@ -237,33 +240,34 @@ class EncodeEngine:
 
 
 def head_logits(tenants: Sequence[Tenant], counts: Sequence[int], state: Tensor) -> list[Logits]:
-    """Of each text its tenant's head over the last hidden states that it reads, `counts` of `state` `[N, H]` a text.
+    """Compute each text's logits by its tenant's head, which reads `counts[i]` hidden states of `state` `[N, H]`.
 
-    `[1, labels]`, `[T, n * labels]` of a tagging. Pooled on the device; heads on the host: one is a few KB and serves one text.
+    Logits are `[1, labels]`, or `[T, n * labels]` for a tagging. Pooling runs on the device, heads on the host: a head is a few
+    KB and serves one text.
     """
     state = state.float()
     every = torch.arange(len(state), device=state.device)
     ends = np.cumsum(counts)
     bags = torch.from_numpy(ends - counts).to(state.device)
-    # As `segment_reduce` does it, but fast on a CPU. Of one token, `[CLS]`, it is that token.
+    # The means of `segment_reduce`, but fast on a CPU. The mean of one token, `[CLS]`, is the token itself.
     means = F.embedding_bag(every, state, bags, mode="mean").cpu().numpy()
     answers = []
     for i, tenant in enumerate(tenants):
-        seen = means[i : i + 1]
+        features = means[i : i + 1]
         if task_named(tenant.card.task).reads_tokens:
-            seen = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
-        answers.append(seen @ tenant.head.weight.T + tenant.head.bias)
+            features = state[ends[i] - counts[i] : ends[i]].cpu().numpy()
+        answers.append(features @ tenant.head.weight.T + tenant.head.bias)
     return answers
 
 
 def count_read(tenant: Tenant, length: int) -> int:
-    """How many of a text's last hidden states its tenant's head reads, from the first on: `[CLS]` alone, or all."""
+    """Return how many of a text's last hidden states its tenant's head reads, from the first on: `[CLS]` alone, or all."""
     reads_first = tenant.card.pooling == "cls" and not task_named(tenant.card.task).reads_tokens
     return 1 if reads_first else length
 
 
 def places_of(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """`counts[i]` places from `starts[i]` on, one text after another: int64."""
+    """Return `counts[i]` places from `starts[i]` on, one text after another: int64."""
     ends = np.cumsum(counts)
     return torch.from_numpy(np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1]))
 

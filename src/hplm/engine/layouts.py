@@ -1,11 +1,11 @@
 """Batching modes: how the texts of a batch lie in one tensor (TCB section 4).
 
-`packed` puts texts one after another and computes nothing else. The others are for comparison: `naive` pads every text to
-the longest, `turbo` sorts by length and splits where that saves padding (TurboTransformers), `concat` joins texts in rows
-of a fixed length behind a mask (TCB 4.1), `slotted` cuts those rows into slots that attend on their own (TCB 4.2).
+`packed` puts texts one after another, without padding. The other modes are for comparison. `naive` pads every text to the
+longest. `turbo` sorts texts by length and splits the batch if that saves padding (TurboTransformers). `concat` joins texts in
+rows of a fixed length behind a mask (TCB 4.1). `slotted` cuts those rows into row slots that attend separately (TCB 4.2).
 
-An encoder finishes all texts of a layout with its last layer, so memory of a finished slot can be let go early (TCB 4.2.2)
-only between layouts: `turbo` runs several, each let go before the next starts; the other modes run one.
+An encoder finishes all texts of a layout with its last layer. So memory of a finished row slot is freed early (TCB 4.2.2) only
+between layouts: `turbo` runs several, and frees each before the next starts. The other modes run one layout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 from hplm.core.settings import Batching
 from hplm.models.layers import equal_runs
 
-# What a split of `turbo` costs, as launching a batch is not free.
+# Cost of a split of `turbo`, in tokens: starting a layout takes time.
 SPLIT_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Which tokens see each other: `counts[i]` rows of `lengths[i]` tokens, all of a row or as `mask` says.
+    """Rows of tokens that attend to each other: `counts[i]` rows of `lengths[i]` tokens, all of a row or as `mask` says.
 
-    `mask`, where there is one run of rows: bool, broadcast to `[rows, heads, length, length]`.
+    `mask` needs a single run of rows: bool, broadcast to `[rows, heads, length, length]`.
     """
 
     counts: list[int]
@@ -37,7 +37,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class Layout:
-    """One tensor of `size` tokens: text `texts[i]` of the batch lies at `starts[i]`, `lengths[i]` long; the rest is padding."""
+    """One tensor of `size` tokens: text `texts[i]` of the batch starts at `starts[i]` and has `lengths[i]` tokens. The rest is
+    padding.
+    """
 
     size: int
     texts: tuple[int, ...]
@@ -47,20 +49,20 @@ class Layout:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the texts lie one after another in their order, with nothing between or behind them."""
+        """Whether the texts stand one after another in their order, without padding."""
         return self.starts == _in_order(self.lengths)[1] and self.size == sum(self.lengths)
 
 
 def packed(lengths: Sequence[int]) -> list[Layout]:
-    """No redundancy at all."""
+    """Lay texts out without padding."""
     counts, sizes = (list(column) for column in zip(*equal_runs(lengths), strict=True))
     return [Layout(sum(lengths), *_in_order(lengths), Attention(counts, sizes))]
 
 
 def turbo(lengths: Sequence[int]) -> list[Layout]:
-    """Sorted by length and split by dynamic programming into rows of less padding."""
+    """Sort texts by length, and split them by dynamic programming into layouts of less padding."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
-    # best[k]: least cost of the k shortest texts, and where their last layout starts.
+    # best[k]: least cost of the k shortest texts, and the start of their last layout.
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
@@ -78,20 +80,20 @@ def turbo(lengths: Sequence[int]) -> list[Layout]:
 def lay_out(
     batching: Batching, lengths: Sequence[int], row_tokens: int, slot_tokens: int | None = None, pad_to: int = 0
 ) -> list[Layout]:
-    """The layouts of a batch.
+    """Return the layouts of a batch.
 
-    `row_tokens` is L of `concat`, `slot_tokens` the slot that a policy chose for `slotted`, `pad_to` the least row of
-    `naive`.
+    `row_tokens` is L of `concat`. `slot_tokens` is the row slot that a policy chose for `slotted`. `pad_to` is the least row
+    of `naive`.
     """
     longest = max(lengths)
     if batching == "packed":
         return packed(lengths)
     if batching == "naive":
-        # A row a text.
+        # Each text has a row.
         return [_rows(range(len(lengths)), lengths, max(longest, pad_to))]
     if batching == "turbo":
         return turbo(lengths)
-    # Texts joined in rows; a mask keeps each to itself (TCB eq. 5). Cut into slots, rows attend as wide as a slot (eq. 8).
+    # A mask separates the texts of a row (TCB eq. 5). In `slotted` a row is as wide as a row slot (eq. 8).
     return [_joined(lengths, max(longest, row_tokens if batching == "concat" else slot_tokens or 0))]
 
 
@@ -112,7 +114,7 @@ def _rows(texts: Sequence[int], lengths: Sequence[int], width: int) -> Layout:
 
 
 def _joined(lengths: Sequence[int], width: int) -> Layout:
-    """First fit, longest first."""
+    """Join texts in rows by first fit, longest first."""
     free: list[int] = []
     starts = [0] * len(lengths)
     for text in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -127,6 +129,6 @@ def _joined(lengths: Sequence[int], width: int) -> Layout:
     for text, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         owner[start : start + length] = text
     owner = owner.view(rows, width)
-    # Padding sees padding: a row without anything to see would give NaN.
+    # Padding attends to padding, because attention over no token would give NaN.
     attention = Attention([rows], [width], (owner[:, :, None] == owner[:, None, :])[:, None])
     return Layout(rows * width, tuple(range(len(lengths))), tuple(starts), tuple(lengths), attention)

@@ -1,9 +1,14 @@
-"""A domain's further pretrained lower layers as an artifact: what its branch was computed with and its misses go through."""
+"""Lower encoders by form, as artifacts, and packed for serving.
+
+A base has a lower encoder. A domain version has its own, further pretrained: its branch table was computed with it, and its
+misses are computed with it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +17,79 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import nn
 
+from hplm.core.settings import BaseConfig
 from hplm.engine.kernels.int8 import check_int8
-from hplm.engine.kernels.int8_ranges import measure_window_ranges
-from hplm.engine.kernels.int8_windows import Int8WindowLayer, quantise_window_layer
 from hplm.engine.kernels.onednn import can_pack
-from hplm.engine.kernels.run_windows import RunWindows
-from hplm.engine.kernels.scripted import scripted
+from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
-from hplm.models.base import Base, write_weights
+from hplm.models.base import Base, fill, write_weights
 from hplm.models.device import in_dtype
-from hplm.models.layers import WindowEncoder
+from hplm.models.lower import LowerEncoder
 from hplm.store import artifact
 from hplm.store.layout import Store
 
+# Installed packages add forms through entry points of this group.
+GROUP = "hplm.lower_forms"
+LOWER_FORMS: dict[str, type[LowerEncoder]] = {WindowEncoder.form: WindowEncoder}
+
 KIND = "lower"
 WEIGHTS = "lower.safetensors"
-# The base's, which further pretraining leaves as they are: most of a small model's bytes, on disk and in memory.
+# The base's word embeddings, most of a small model's bytes. Further pretraining does not change them, so domains share them.
 SHARED = "word_embeddings.weight"
 _packing = threading.Lock()
 
 
-def save(folder: Path, base: Base, lower: WindowEncoder, about: dict[str, Any]) -> None:
-    """Publish what windows go through after the word embeddings."""
+def lower_form(name: str) -> type[LowerEncoder]:
+    """Return the form of that name. Raises ConfigError, which names the forms there are."""
+    if name in LOWER_FORMS:
+        return LOWER_FORMS[name]
+    installed = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in installed:
+        raise ConfigError(
+            f"there is no lower form {name!r}; there are {', '.join([*LOWER_FORMS, *sorted(installed)])}: "
+            f"install the package that has it (entry point group {GROUP})"
+        )
+    try:
+        form = installed[name].load()
+    except Exception as error:
+        raise ConfigError(f"lower form {name!r} ({installed[name].value}) cannot be imported: {error}") from error
+    if not (isinstance(form, type) and issubclass(form, LowerEncoder)):
+        raise ConfigError(
+            f"lower form {name!r} ({installed[name].value}) is no subclass of hplm.models.lower.LowerEncoder"
+        )
+    return form
+
+
+def make_lower(config: BaseConfig) -> LowerEncoder:
+    """Make a lower encoder of the form that `config` names, with new weights.
+
+    Raises ConfigError if the form is not installed, or gives another number of vectors than `config` says.
+    """
+    form = lower_form(config.lower_form)
+    if (vectors := form.vectors_per_ngram(config.window)) != config.vectors_per_ngram:
+        raise ConfigError(
+            f"base {config.name} has vectors_per_ngram {config.vectors_per_ngram}, but its lower form {config.lower_form!r} "
+            f"gives {vectors} for n-grams of {config.window} tokens"
+        )
+    return form(config)
+
+
+def load_lower(base: Base) -> LowerEncoder:
+    """Load a base's lower encoder, in fp32."""
+    lower = make_lower(base.config)
+    fill(lower, base.folder / WEIGHTS)
+    return lower
+
+
+def save(folder: Path, base: Base, lower: LowerEncoder, meta: dict[str, Any]) -> None:
+    """Publish a domain version's lower encoder, without the base's word embeddings. `meta` goes into its manifest."""
     state = {name: value for name, value in lower.state_dict().items() if name != SHARED}
-    with artifact.publish(folder, KIND, {"base": base.fingerprint, **about}) as partial:
+    with artifact.publish(folder, KIND, {"base": base.fingerprint, **meta}) as partial:
         write_weights(partial / WEIGHTS, state)
 
 
-def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify: bool = True) -> WindowEncoder:
-    """The window encoder of a domain version, in fp32, with the base's word embeddings: `words` where they are at hand.
+def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify: bool = True) -> LowerEncoder:
+    """Load a domain version's lower encoder, in fp32. `words`: the base's word embeddings if they are loaded already.
 
     Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
     """
@@ -51,8 +100,8 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
             "build the domain again with `hplm build domain`"
         )
     with torch.device("meta"):
-        lower = WindowEncoder(base.config)
-    lower.word_embeddings = words or base.load_lower().word_embeddings
+        lower = make_lower(base.config)
+    lower.word_embeddings = words or load_lower(base).word_embeddings
     try:
         state = {name: v.float() for name, v in load_tensors(stored.read_bytes(WEIGHTS, verify=verify)).items()}
         lower.load_state_dict({**state, SHARED: lower.word_embeddings.weight}, assign=True)
@@ -65,49 +114,42 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
     return lower.eval()
 
 
-def pack(lower: WindowEncoder, dtype: torch.dtype, int8_of: Base | None = None) -> None:
-    """Put the matrices in oneDNN's order where that can be, in place: for look-ups alone from then on. Again does nothing.
-
-    On a GPU they are kept in `dtype`. `int8_of`: their base where the layers' products are to be computed in int8. Raises
-    ConfigError where they cannot be, or where they were put in order with another quantization; `dtype` is that of the first
-    time.
-    """
-    device = lower.gate_weight.device
-    if int8_of is not None:
-        check_int8(device)
-    # A base's are shared by all that stand on its root, and may be opened twice at a time; others wait with them, but what
-    # they wait for would take the processor from them anyway.
-    with _packing:
-        if lower.packed is not None:
-            if lower.packed.is_int8 != (int8_of is not None):
-                raise ConfigError("these lower layers are open already with another quantization")
-            return
-        if not can_pack(device, dtype):
-            if int8_of is not None:
-                raise ConfigError(f"quantization int8 cannot be had beside {dtype} here; leave it out")
-            if device.type != "cpu":
-                # Once, not for every batch.
-                in_dtype(lower, dtype)
-            return
-        int8: list[Int8WindowLayer] = []
-        if int8_of is not None:
-            pairs = zip(lower.layers, measure_window_ranges(int8_of, lower), strict=True)
-            int8 = [quantise_window_layer(layer, ranges) for layer, ranges in pairs]
-        lower.packed = scripted(RunWindows(lower, dtype, int8))
-        # Nobody reads them any more.
-        lower.layers = nn.ModuleList()
-
-
 def of_lineage(
     store: Store,
     base: Base,
     lineage: Sequence[Path | str],
     *,
-    base_lower: WindowEncoder | None = None,
+    base_lower: LowerEncoder | None = None,
     verify: bool = True,
-) -> WindowEncoder:
-    """The lower layers of a domain version, folders as `open_lineage` takes them: its own, or the base's for a root."""
-    base_lower = base_lower or base.load_lower()
+) -> LowerEncoder:
+    """Load the lower encoder of a domain version, or the base's for a root. Folders are as `open_lineage` takes them."""
+    base_lower = base_lower or load_lower(base)
     if len(lineage) == 1:
         return base_lower
     return load(store.root / lineage[0] / "lower", base, words=base_lower.word_embeddings, verify=verify)
+
+
+def pack(lower: LowerEncoder, dtype: torch.dtype, int8_base: Base | None = None) -> None:
+    """Put the matrices in oneDNN's order if the machine can, in place; from then on the encoder serves look-ups alone.
+
+    On a GPU the matrices are converted to `dtype`. With `int8_base`, the encoder's base, the layers' products are computed in
+    int8. A second call does nothing and keeps the first call's `dtype`.
+    Raises ConfigError if int8 cannot be had, or if the encoder was packed with another quantization.
+    """
+    if int8_base is not None:
+        check_int8(lower.device)
+    # All domains of a root share the base's encoder, and two of them may open it at the same time. Other encoders wait too:
+    # packing takes the whole processor anyway.
+    with _packing:
+        if lower.packed is not None:
+            if lower.is_int8 != (int8_base is not None):
+                raise ConfigError("these lower layers are open already with another quantization")
+            return
+        if can_pack(lower.device, dtype):
+            lower.packed = lower.make_packed(dtype, int8_base)
+            lower.is_int8 = int8_base is not None
+        elif int8_base is not None:
+            raise ConfigError(f"quantization int8 cannot be had beside {dtype} here; leave it out")
+        elif lower.device.type != "cpu":
+            # Converted once here, not for every batch.
+            in_dtype(lower, dtype)

@@ -14,6 +14,7 @@ import torch
 from hplm.adapters.host_cache import HostCache
 from hplm.core.settings import LookupSettings
 from hplm.engine.kernels.int8 import check_int8
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import FilesState, Helpers, OpenDomain, files_state, open_lineage, verify_domain
 from hplm.errors import HplmError, StoreUnavailableError, unusable
 from hplm.models.base import Base
@@ -47,7 +48,7 @@ class OpenDomains:
         if settings.num_threads > 1 and self.device == CPU:
             count = settings.num_threads - 1
             self._helpers = Helpers(ThreadPoolExecutor(count, "hplm-window"), count)
-        self._lower = base.load_lower().to(self.device) if settings.miss == "compute" else None
+        self._lower = load_lower(base).to(self.device) if settings.miss == "compute" else None
         self._windows_by_level: Counter[str] = Counter()
         # By folder: the state of its files when they were checked.
         self._verified: dict[str, FilesState] = {}

@@ -1,4 +1,4 @@
-"""Slow and obvious twins of everything fast: one request at a time, fp32, no packing, dictionary look-up, plain loops."""
+"""Slow and obvious twins of fast code: one request at a time, fp32, no packing, dictionary look-up, plain loops."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ from hplm.engine.kernels.int8 import (
     quantise_static,
 )
 from hplm.models.base import Base
-from hplm.models.layers import Attend, TransformerLayer, UpperLayers, WindowEncoder
+from hplm.models.layers import Attend, TransformerLayer, UpperLayers
+from hplm.models.lower import LowerEncoder
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
+from hplm.plot.ngrams import centre
 from hplm.plot.table import PlotTable
 from hplm.store.layout import Store
 from hplm.tasks.task import Logits, Tokens
@@ -39,7 +41,7 @@ Stored = Mapping[tuple[int, ...], Vectors]
 
 
 def level(table: PlotTable) -> Stored:
-    """A table as the dictionary that `merged` looks up."""
+    """Return a table as the dictionary that `merged` looks up."""
     if table.grams is not None:
         grams = [tuple(gram) for gram in table.grams.tolist()]
     else:
@@ -51,8 +53,8 @@ def level(table: PlotTable) -> Stored:
 
 def lineage(
     store: Store, base: Base, folders: Sequence[Path | str], miss: str
-) -> tuple[list[Stored], WindowEncoder | None]:
-    """The `levels` and `lower` that `merged` takes for a domain version, its own folder first and its root's last."""
+) -> tuple[list[Stored], LowerEncoder | None]:
+    """Return the `levels` and `lower` that `merged` takes for a domain version, its own folder first and its root's last."""
     places = [store.root / folder / "branch" for folder in folders[:-1]]
     root = store.root / folders[-1]
     places.append(root / "root")
@@ -61,46 +63,46 @@ def lineage(
     levels = [level(tables.load(place, fingerprint=base.fingerprint)) for place in places]
     if miss == "backoff":
         return levels, None
-    return levels, base.load_lower() if len(folders) == 1 else lowers.load(store.root / folders[0] / "lower", base)
+    return levels, lowers.load_lower(base) if len(folders) == 1 else lowers.load(
+        store.root / folders[0] / "lower", base
+    )
 
 
-def merged(ids: Sequence[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None) -> Tensor:
-    """Hidden states `[T, H]` of one text: the first level that has a window answers, else `lower` computes it.
+def merged(ids: Sequence[int], config: BaseConfig, levels: Sequence[Stored], lower: LowerEncoder | None) -> Tensor:
+    """Return the hidden states `[T, H]` of one text: the first level that has an n-gram answers, else `lower` computes it.
 
-    `levels` map an n-gram, bigram or unigram to its vectors; shorter ones stand for the window cut to its centre.
+    `levels` map an n-gram, bigram or unigram to its vectors. A shorter one stands for the n-gram cut to its centre.
     """
-    n, left = config.window, (config.window - 1) // 2
+    n = config.window
     sums = torch.zeros(len(ids), config.hidden_size)
     counts = torch.zeros(len(ids))
     for t in range(len(ids)):
-        window = [ids[t + i - left] if 0 <= t + i - left < len(ids) else config.pad_id for i in range(n)]
-        start, vectors = answer(window, config, levels, lower)
-        for place, vector in enumerate(vectors, start):
-            token = t + place - left
+        around = range(t - centre(n), t - centre(n) + n)
+        vectors = answer([ids[i] if 0 <= i < len(ids) else config.pad_id for i in around], levels, lower)
+        for token, vector in enumerate(vectors, t - centre(len(vectors))):
             if 0 <= token < len(ids):
                 sums[token] += torch.from_numpy(vector.astype(np.float32))
                 counts[token] += 1
     return sums / counts[:, None]
 
 
-def answer(
-    window: list[int], config: BaseConfig, levels: Sequence[Stored], lower: WindowEncoder | None
-) -> tuple[int, Vectors]:
-    """Where in the window the stored vectors start, and the vectors `[size, H]`."""
+def answer(ngram: list[int], levels: Sequence[Stored], lower: LowerEncoder | None) -> Vectors:
+    """Return the vectors `[any, H]` of an n-gram or of its centre."""
     for level in levels:
         if not level:
             continue
         size = len(next(iter(level)))
-        start = (config.window - 1) // 2 - (size - 1) // 2
-        if (key := tuple(window[start : start + size])) in level:
-            return start, level[key]
-    assert lower is not None, f"no level has {window}"
+        start = centre(len(ngram)) - centre(size)
+        if (key := tuple(ngram[start : start + size])) in level:
+            return level[key]
+    assert lower is not None, f"no level has {ngram}"
     with torch.inference_mode():
-        return 0, lower(torch.tensor([window]))[0].to(torch.float16).numpy()
+        vectors: Vectors = lower(torch.tensor([ngram]))[0].to(torch.float16).numpy()
+        return vectors
 
 
 def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor:
-    """Last hidden states `[T, H]` of one text, with its tenant's adapter in each layer, where its card says."""
+    """Compute the last hidden states `[T, H]` of one text, with its tenant's adapter in each layer."""
     with torch.inference_mode():
         state = encoder.embed(hidden, torch.arange(len(hidden)))
         heads = encoder.config.num_heads
@@ -118,14 +120,14 @@ def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor
 
 
 def attention(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
-    """Softmax of scaled products and `bias` `[heads, T, T]`, head by head."""
+    """Compute attention head by head: softmax of scaled products and `bias` `[heads, T, T]`."""
     query, key, value = (part.chunk(len(bias), -1) for part in layer.qkv(state).chunk(3, dim=-1))
     heads = zip(query, key, value, bias, strict=True)
     return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1]) + b).softmax(-1) @ v for q, k, v, b in heads], dim=-1)
 
 
 def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
-    """HMI eq. 1."""
+    """Apply the tenant's adapter (HMI eq. 1)."""
     adapter = tenant.adapter
     down, down_bias = torch.from_numpy(adapter.down[layer]), torch.from_numpy(adapter.down_bias[layer])
     up, up_bias = torch.from_numpy(adapter.up[layer]), torch.from_numpy(adapter.up_bias[layer])
@@ -141,29 +143,29 @@ def logits(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> Tensor:
 
 
 def answered(encoder: UpperLayers, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:
-    """The logits that an answer is read from: `[1, labels]`, of a tagging `[T, labels]`."""
-    found: Logits = logits(encoder, hidden, tenant).numpy()
-    return word_logits(found, len(tenant.card.labels), tokens)
+    """Compute the logits that an answer is read from: `[1, labels]`, for a tagging `[T, labels]`."""
+    outputs: Logits = logits(encoder, hidden, tenant).numpy()
+    return word_logits(outputs, len(tenant.card.labels), tokens)
 
 
-def word_logits(found: Logits, num_labels: int, tokens: Tokens) -> Logits:
-    """As `hplm.tasks.words.word_logits`, word by word."""
-    window = found.shape[1] // num_labels
+def word_logits(outputs: Logits, num_labels: int, tokens: Tokens) -> Logits:
+    """Compute what `hplm.tasks.words.word_logits` does, word by word."""
+    window = outputs.shape[1] // num_labels
     if window == 1:
-        return found
-    result = np.zeros((len(found), num_labels), np.float32)
+        return outputs
+    result = np.zeros((len(outputs), num_labels), np.float32)
     numbers = list(dict.fromkeys(int(number) for number in tokens[:, 2] if number >= 0))
     for at, number in enumerate(numbers):
         for place in range(window):
             beside = at + place - window // 2
             if 0 <= beside < len(numbers):
-                outputs = found[tokens[:, 2] == numbers[beside], place * num_labels : (place + 1) * num_labels]
-                result[tokens[:, 2] == number] += outputs.mean(0)
+                columns = slice(place * num_labels, (place + 1) * num_labels)
+                result[tokens[:, 2] == number] += outputs[tokens[:, 2] == numbers[beside], columns].mean(0)
     return result
 
 
 def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
-    """The feed-forward half of a layer as `kernels.int8` has it, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
+    """Compute a feed-forward half as `kernels.int8` does, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
     half = quantise_half(layer, ranges)
     inner = F.gelu(_int8_static(half.first, hidden))
     codes = (inner / half.second.input_scale + half.second.zero_point).round().clamp(0, 255)
@@ -172,7 +174,7 @@ def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -
 
 
 def int8_window_layer(layer: TransformerLayer, ranges: Ranges, hidden: Tensor, attend: Attend) -> Tensor:
-    """A lower layer as `kernels.int8_windows` has it, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
+    """Compute a window layer as `windows.int8_windows` does, its integers multiplied in fp64: `[W, n, H]` -> `[W, n, H]`."""
 
     def product(linear: nn.Linear, channels: Tensor, tokens: Tensor) -> Tensor:
         return _int8_static(quantise_static(linear.weight, linear.bias, channels), tokens).float()
@@ -184,7 +186,7 @@ def int8_window_layer(layer: TransformerLayer, ranges: Ranges, hidden: Tensor, a
 
 
 def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:
-    """A product around attention as `hplm.engine.kernels.int8` has it, token by token: `[N, in]` -> `[N, out]`."""
+    """Compute a product around attention as `hplm.engine.kernels.int8` does, token by token: `[N, in]` -> `[N, out]`."""
     weights = linear.codes.double() * linear.scales[:, None]
     rows = []
     for token in tokens.double() * linear.factor:
@@ -193,9 +195,9 @@ def int8_by_token(linear: Int8TokenLinear, tokens: Tensor) -> Tensor:
     return torch.stack(rows).float()
 
 
-def _int8_static(given: Int8StaticLinear, tokens: Tensor) -> Tensor:
-    codes = (tokens.float() * given.factor + given.linear.zero_point + 0.5).clamp(0, 255).floor()
-    return _int8_product(given.linear, codes)
+def _int8_static(static: Int8StaticLinear, tokens: Tensor) -> Tensor:
+    codes = (tokens.float() * static.factor + static.linear.zero_point + 0.5).clamp(0, 255).floor()
+    return _int8_product(static.linear, codes)
 
 
 def _int8_product(linear: Int8Linear, codes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Filling slots: host memory to a layer's slots (HMI 6.2)."""
+"""Filling adapter slots: from host memory to a layer's slots (HMI 6.2)."""
 
 # No `from __future__ import annotations`, see `hplm.engine.kernels.scripted`.
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: list[int]) -> None:
-    """One layer of adapters: `weights[i]` `[L, P]`, as PackedAdapter has them, to slot `slots[i]` of a pool's `parts`."""
+    """Copy one layer of adapters: `weights[i]` `[L, P]`, as PackedAdapter has them, to slot `slots[i]` of a pool's `parts`."""
     for i in range(len(weights)):
         row = weights[i][layer]
         start = 0
@@ -19,24 +19,24 @@ def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: li
 
 
 def place_for(weights: list[Tensor], device: torch.device) -> Tensor:
-    """`staged` of `fill_slots_from_pinned`, in the finest of their formats."""
+    """Make the tensor `staged` of `fill_slots_from_pinned`, in the finest format among the weights."""
     dtype = weights[0].dtype
-    for one in weights:
-        dtype = torch.promote_types(dtype, one.dtype)
+    for adapter in weights:
+        dtype = torch.promote_types(dtype, adapter.dtype)
     return torch.empty((len(weights), *weights[0].shape), dtype=dtype, device=device)
 
 
 def pieces(layers: int) -> list[tuple[int, int]]:
-    """Which layers a GPU's slots get at once: the first for who computes to begin with, then all others."""
+    """Return the ranges of layers that go to a GPU's slots together: the first, so that computing can begin, then the rest."""
     return [(first, last) for first, last in ((0, 1), (1, layers)) if first < last]
 
 
 def fill_slots_from_pinned(
     parts: list[Tensor], first: int, last: int, weights: list[Tensor], places: Tensor, staged: Tensor
 ) -> None:
-    """As `fill_slots`, layers `first` to before `last` to the slots `places` of a GPU, through `staged` there, `[n, L, P]`.
+    """Copy layers `first` to before `last` to the slots `places` of a GPU, through `staged` `[n, L, P]`, made by `place_for`.
 
-    A copy a tenant: each costs more than its bytes. They read `weights` after this returns. `staged` by `place_for`.
+    One copy for each tenant, because a copy's fixed cost outweighs its bytes. The copies read `weights` after this returns.
     """
     for i in range(len(weights)):
         staged[i, first:last].copy_(weights[i][first:last], non_blocking=True)
@@ -44,6 +44,6 @@ def fill_slots_from_pinned(
     for part in parts:
         slots = part[first:last]
         end = start + part[0, 0].numel()
-        given = staged[:, first:last, start:end].to(part.dtype).transpose(0, 1)
-        slots.index_copy_(1, places, given.unflatten(2, part[0, 0].size()))
+        rows = staged[:, first:last, start:end].to(part.dtype).transpose(0, 1)
+        slots.index_copy_(1, places, rows.unflatten(2, part[0, 0].size()))
         start = end

@@ -1,4 +1,4 @@
-"""A converted base's weights: window encoder and upper layers, each loadable on its own."""
+"""A converted base's weights: lower encoder and upper layers, each loadable on its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as packed
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.core.settings import BaseConfig
 from hplm.core.text import TextEncoder
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.models import base_folder
 from hplm.models.base_folder import KIND, BaseFolder
-from hplm.models.layers import UpperLayers, WindowEncoder
+from hplm.models.layers import UpperLayers
 from hplm.store import artifact
 
 
@@ -26,26 +26,25 @@ class Base(BaseFolder):
     """A base on disk whose weights and tokenizer can be loaded."""
 
     def load_text_encoder(self) -> TextEncoder:
-        """Texts to ids, as long as the base reads them."""
+        """Load the tokenizer; it cuts texts to the length that the base reads."""
         return TextEncoder(self.tokenizer_path, self.config.max_tokens)
 
-    def load_lower(self) -> WindowEncoder:
-        """The window encoder, in fp32."""
-        return _filled(WindowEncoder(self.config), self.folder / "lower.safetensors")
-
     def load_upper(self) -> UpperLayers:
-        """The upper layers, in fp32."""
-        return _filled(UpperLayers(self.config), self.folder / "upper.safetensors")
+        """Load the upper layers, in fp32. `hplm.engine.lower_layers` loads the lower encoder."""
+        upper = UpperLayers(self.config)
+        fill(upper, self.folder / "upper.safetensors")
+        return upper
 
 
-def _filled(module: Any, path: Path) -> Any:
+def fill(module: nn.Module, path: Path) -> None:
+    """Load a half's weights into `module`, in fp32, and put it in evaluation mode. Raises an ArtifactError."""
     try:
         module.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
     except OSError as error:
         raise unusable(f"{path} cannot be read", error) from error
     except (RuntimeError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{path} does not hold this base's weights ({error}); build it again") from error
-    return module.eval()
+    module.eval()
 
 
 def save(
@@ -54,23 +53,22 @@ def save(
     lower: dict[str, Tensor],
     upper: dict[str, Tensor],
     tokenizer: bytes,
-    about: dict[str, Any],
+    meta: dict[str, Any],
 ) -> None:
-    """Publish a base."""
-    with artifact.publish(folder, KIND, {"config": asdict(config), **about}) as partial:
+    """Publish a base. `meta` goes into its manifest."""
+    with artifact.publish(folder, KIND, {"config": asdict(config), **meta}) as partial:
         write_weights(partial / "lower.safetensors", lower)
         write_weights(partial / "upper.safetensors", upper)
         (partial / "tokenizer.json").write_bytes(tokenizer)
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """In float16."""
+    """Write weights in float16. Raises OSError, also if the disk is full."""
     halved = {name: tensor.detach().to("cpu", torch.float16).contiguous() for name, tensor in state.items()}
-    # Written from here, a full disk is an OSError.
+    # Of a full disk safetensors' own writing raises another error than OSError.
     path.write_bytes(packed(halved))
 
 
 def load(folder: Path, *, verify: bool = True) -> Base:
     """Open a base. Raises MissingArtifactError or CorruptArtifactError."""
-    found = base_folder.read(folder, verify=verify)
-    return Base(found.folder, found.config, found.fingerprint)
+    return Base(**vars(base_folder.read(folder, verify=verify)))

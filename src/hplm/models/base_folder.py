@@ -1,4 +1,4 @@
-"""A converted base on disk, as far as it is known without its weights: nothing here imports torch."""
+"""A converted base on disk without its weights; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.core.settings import BaseConfig, parse_settings
+from hplm.models.architectures import find_architecture
 from hplm.store import artifact
 
 KIND = "base"
@@ -25,9 +26,13 @@ class BaseFolder:
 
 
 def read(folder: Path, *, verify: bool = True) -> BaseFolder:
-    """Raises MissingArtifactError or CorruptArtifactError, with `verify` also where a file is not as its checksum says."""
+    """Read a base's manifest. Raises MissingArtifactError, CorruptArtifactError or ConfigError.
+
+    With `verify` every file is compared with its checksum.
+    """
     stored = artifact.read(folder, KIND)
     if verify:
         stored.verify()
     config = parse_settings(BaseConfig, stored.meta.get("config"), f"{folder / artifact.MANIFEST}: config")
+    find_architecture(config.architecture)
     return BaseFolder(folder, config, stored.fingerprint)

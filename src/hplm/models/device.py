@@ -1,4 +1,4 @@
-"""Which number format this machine computes fastest in, and how to use it."""
+"""The device, number format and threads that this machine computes with."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from hplm.runtime.memory import keep_freed_memory
 
 CPU = torch.device("cpu")
 Encoder = TypeVar("Encoder", bound=nn.Module)
-TRIES = 6
-# Rows, inputs and outputs of the product that is tried: some milliseconds.
+TRIES = 6  # timings of each format, of which the best counts
+# Rows, inputs and outputs of the product that is timed; it takes some milliseconds.
 TRIED = (256, 768, 768)
 
 
 def has_bfloat16() -> bool:
-    """Whether this CPU multiplies matrices in bf16 (AVX-512 BF16 or AMX); elsewhere bf16 is emulated, slower than fp32."""
+    """Return whether this CPU multiplies matrices in bf16 (AVX-512 BF16 or AMX). Other CPUs emulate bf16, slower than fp32."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def gpu_has_bfloat16(device: torch.device) -> bool:
-    """Whether this GPU multiplies matrices in bf16; older ones emulate it, and torch says that they support it."""
+    """Return whether this GPU multiplies matrices in bf16. Older GPUs emulate it, although torch reports support."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @functools.cache
 def bfloat16_is_fast() -> bool:
-    """Whether this CPU multiplies matrices faster in bf16 than in fp32; tried once a process, in a twentieth of a second.
+    """Return whether this CPU multiplies matrices faster in bf16 than in fp32. It is timed once a process, in 50 ms.
 
-    That it has bf16 does not say so: on a Xeon whose host hides AMX from its guests a core does 84 GFLOP/s in bf16 and 164
-    in fp32 (docs/decisions.md).
+    A CPU that has bf16 may be slower in it: on a Xeon whose host hides AMX from its guests, a core does 84 GFLOP/s in bf16 and
+    164 in fp32 (docs/decisions.md).
     """
     if not has_bfloat16():
         return False
@@ -51,22 +51,22 @@ def bfloat16_is_fast() -> bool:
     best_s = dict.fromkeys(formats, math.inf)
     with torch.inference_mode():
         products = {
-            one: functools.partial(
-                F.linear, torch.ones(rows, inputs, dtype=one), torch.ones(outputs, inputs, dtype=one)
+            dtype: functools.partial(
+                F.linear, torch.ones(rows, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
             )
-            for one in formats
+            for dtype in formats
         }
-        # In turn, by the processor's time and not the clock's: processes that start on a busy machine must agree.
+        # Formats alternate, and the thread's processor time counts: processes that start on a busy machine must agree.
         for _ in range(TRIES):
-            for one, product in products.items():
+            for dtype, product in products.items():
                 start = time.thread_time()
                 product()
-                best_s[one] = min(best_s[one], time.thread_time() - start)
+                best_s[dtype] = min(best_s[dtype], time.thread_time() - start)
     return best_s[torch.bfloat16] < best_s[torch.float32]
 
 
 def choose_device(name: str, index: int = 0) -> torch.device:
-    """`auto` is CUDA where there is a GPU, else the CPU; `index` says which GPU."""
+    """Return the device that `name` means: `auto` is a GPU if there is one, else the CPU. `index` is the GPU's number."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
@@ -75,17 +75,17 @@ def choose_device(name: str, index: int = 0) -> torch.device:
         raise ConfigError("device is cuda, but torch sees no GPU; use auto or cpu")
     if name == "cpu":
         return CPU
-    # cuDNN's attention, which torch prefers on newer GPUs, makes a plan for each number of rows and length that it has not
-    # seen: packed batches have ever new ones.
+    # torch prefers cuDNN's attention on newer GPUs. cuDNN prepares itself for each new number of rows and length, and packed
+    # batches always bring new ones.
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(f"cuda:{index}")
 
 
 def choose_dtype(name: str, device: torch.device, quantization: Quantization = "none") -> torch.dtype:
-    """`auto` is bf16 where the device is faster in it, else fp32.
+    """Return the number format that `name` means: `auto` is bf16 if the device is faster in it, else fp32.
 
-    Of upper layers whose matrices are in integers it is fp32: the rest of a large batch takes as long in either, of a small one
-    less in fp32 (docs/decisions.md).
+    With int8 matrices `auto` is fp32. In a large batch the rest takes as long in either format, in a small batch less in fp32
+    (docs/decisions.md).
     """
     if name == "auto":
         if quantization == "int8":
@@ -98,12 +98,12 @@ def choose_dtype(name: str, device: torch.device, quantization: Quantization = "
 
 
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
-    """Autocast to `dtype`: products in it, LayerNorm and softmax in fp32. Nothing to do for fp32."""
+    """Return autocast to `dtype`: products in `dtype`, LayerNorm and softmax in fp32. For fp32 it does nothing."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def in_dtype(encoder: Encoder, dtype: torch.dtype) -> Encoder:
-    """Matrices in `dtype`, LayerNorm and the residual stream in fp32, for use within `computing_in`."""
+    """Convert the matrices to `dtype`, for use within `computing_in`; LayerNorm and the residual stream stay in fp32."""
     for module in encoder.modules():
         if isinstance(module, nn.Linear):
             module.to(dtype)
@@ -111,17 +111,18 @@ def in_dtype(encoder: Encoder, dtype: torch.dtype) -> Encoder:
 
 
 def choose_threads(wanted: int, instances: int = 1) -> int:
-    """0: all cores but one, which the server, the look-up stage and the client's side need, shared among `instances`.
+    """Return `wanted` threads, or for 0 all cores but one, shared among `instances`.
 
-    Threads that wait for each other on cores that others want stall in steps of milliseconds, so more is less here.
+    The server, the look-up stage and the client need the last core. Threads that wait for each other stall for milliseconds on
+    cores that other threads use too, so more threads would be slower.
     """
     return wanted or max(1, (count_cores() - 1) // instances)
 
 
 def is_device_lost(error: BaseException, device: torch.device | str = "cuda") -> bool:
-    """Whether CUDA fails every later call of this process to the device too, as after an illegal address: it is tried.
+    """Return whether every later CUDA call of this process will fail too, as after an illegal address, by trying a call.
 
-    Not where memory has run out, or what was asked was wrong: these pass.
+    Errors of exhausted memory or of wrong arguments do not lose the device.
     """
     if not isinstance(error, RuntimeError) or "CUDA error" not in str(error):
         return False
@@ -136,21 +137,21 @@ def is_device_lost(error: BaseException, device: torch.device | str = "cuda") ->
 
 
 def use_threads(count: int) -> None:
-    """Let torch compute with so many threads, and numpy with the caller's alone. To be called before other threads start.
+    """Let torch compute with `count` threads, and numpy with the caller's thread alone. Call it before other threads start.
 
-    A head over BERT's hidden states of a dozen labels is large enough for numpy's OpenBLAS to share it among threads, which
-    then look for more in a loop: two fifths of a core where 160 texts a second are answered.
+    A head of a dozen labels is large enough for numpy's OpenBLAS to share it among threads. These then wait in a busy loop,
+    which took two fifths of a core at 160 texts a second.
     """
     keep_freed_memory()
-    # First: what torch computes with may be among them, where it was not built with its own.
+    # Before torch's own setting, because torch may compute with the same BLAS.
     threadpoolctl.threadpool_limits(1, user_api="blas")
     torch.set_num_threads(count)
 
 
 def count_cores(cgroup: Path = cgroups.ROOT, own: Path = cgroups.OWN) -> int:
-    """Those that this process may use, of a quota (`docker --cpus`, Kubernetes, systemd's `CPUQuota`) no more than that.
+    """Return the number of cores that this process may use, at most its quota (`docker --cpus`, Kubernetes, `CPUQuota`).
 
-    More threads than a quota has cores for are all stopped for the rest of each period.
+    If more threads run than a quota has cores for, all of them are stopped for the rest of each period.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     for words in cgroups.limits("cpu.max", cgroup, own):

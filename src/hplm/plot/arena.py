@@ -1,7 +1,7 @@
 """One range of addresses for the values of several tables, so that one gather takes from any of them.
 
-A look-up asks branch, parent, root and overlay. With each table's values at an address of its own, every one more costs
-another pass over the result; mapped one behind the other into one range, a chain of any depth is one `embedding_bag`.
+A look-up uses branch, parent, root and overlay. If each table's values had an address of their own, each table would cost
+another pass over the result. Mapped one behind the other into one range, a chain of any depth is one `embedding_bag`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 @dataclass(frozen=True)
 class Arena:
-    """`vectors` `[V, H]`: of each mapped file those from `starts[i]` on, then the spare ones, zero at first."""
+    """Mapped `vectors` `[V, H]`: file i's begin at `starts[i]`, the spare ones, zero at first, at `spare`."""
 
     vectors: Vectors
     starts: tuple[int, ...]
@@ -33,13 +33,13 @@ class Arena:
 
     @staticmethod
     def of(files: Sequence[tuple[int, int]], spare_vectors: int, hidden_size: int) -> Arena:
-        """`files`: open file descriptors, which may be closed afterwards, and the vectors in each. Raises OSError.
+        """Map files and room for `spare_vectors` behind them. Raises OSError.
 
-        A file has as many vectors as that: what is behind its end kills whoever reads it.
-        The range is given back when nothing refers to `vectors` or a view of it any more.
+        `files` are open file descriptors, which may be closed afterwards, and the number of vectors in each. A file must hold
+        that many: reading behind its end kills the process. The range is unmapped once nothing refers to `vectors`.
         """
         vector_bytes = 2 * hidden_size
-        # Mappings begin on pages, vectors at multiples of their size: both at once.
+        # A file's place must be a multiple of the page size, for the mapping, and of a vector's size.
         step = math.lcm(mmap.PAGESIZE, vector_bytes)
         places = [0]
         for _, count in files:
@@ -50,7 +50,7 @@ class Arena:
         weakref.finalize(memory, _munmap, base, total).atexit = False
         for (file, count), place in zip(files, places, strict=False):
             if count:
-                # Copy-on-write, though nobody writes: pages stay shared with every process that maps the file.
+                # Copy-on-write, but never written: all processes that map the file share the pages.
                 _mmap(base + place, count * vector_bytes, mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE, file)
         vectors = np.frombuffer(memoryview(memory), dtype=np.float16).reshape(-1, hidden_size)
         starts = [place // vector_bytes for place in places]
@@ -61,12 +61,12 @@ def _mmap(address: int | None, length: int, flags: int, file: int) -> int:
     function = ctypes.CDLL(None, use_errno=True).mmap
     function.restype = ctypes.c_void_p
     function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    found = function(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
-    if found == _FAILED:
+    mapped = function(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
+    if mapped == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"mapping {length} bytes: {os.strerror(number)}")
-    assert isinstance(found, int)
-    return found
+    assert isinstance(mapped, int)
+    return mapped
 
 
 def _munmap(address: int, length: int) -> None:

@@ -1,4 +1,4 @@
-"""n-grams as 64-bit keys: the token ids packed where they fit, else a hash that the table verifies."""
+"""n-grams as 64-bit keys: the token ids packed if they fit, else a hash that the table verifies."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Keys = npt.NDArray[np.uint64]
 
 
 def fits(n: int, vocab_size: int) -> bool:
-    """Whether n token ids pack into 64 bits without loss."""
+    """Return whether n token ids pack into 64 bits without loss."""
     return n * bits(vocab_size) <= 64
 
 
 def bits(vocab_size: int) -> int:
-    """Bits of one token id."""
+    """Return the bits of one token id."""
     return max(1, (vocab_size - 1).bit_length())
 
 
 def pack(grams: npt.NDArray[np.int64], vocab_size: int) -> Keys:
-    """Keys `[W]` of n-grams `[W, n]`: equal n-grams have equal keys, and where they fit, different ones different keys."""
+    """Return keys `[W]` of n-grams `[W, n]`. Equal n-grams have equal keys; if ids fit, others have other keys."""
     columns = grams.astype(np.uint64)
     if fits(grams.shape[1], vocab_size):
         return _packed(columns, bits(vocab_size))
@@ -27,7 +27,7 @@ def pack(grams: npt.NDArray[np.int64], vocab_size: int) -> Keys:
 
 
 def unpack(keys: Keys, n: int, vocab_size: int) -> npt.NDArray[np.int64]:
-    """The n-grams `[W, n]` of keys that `pack` made of them, where they fit."""
+    """Return the n-grams `[W, n]` whose keys `pack` made, for ids that fit."""
     assert fits(n, vocab_size)
     width = bits(vocab_size)
     mask = np.uint64((1 << width) - 1)
@@ -43,7 +43,7 @@ def _packed(columns: Keys, width: int) -> Keys:
 
 
 def _hashed(columns: Keys) -> Keys:
-    """splitmix64's finaliser over the running key, one token at a time."""
+    """Hash with splitmix64's finaliser over the running key, one token at a time."""
     key = np.zeros(len(columns), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for column in columns.T:

@@ -1,34 +1,37 @@
-"""Windows computed while serving: a bounded table in memory that forgets the least recently used."""
+"""n-grams computed while serving: a bounded table in memory that forgets the least recently used."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
+from hplm.core.settings import BaseConfig
 from hplm.plot.keys import Keys, fits, pack
 from hplm.plot.table import Rows, Spare, Values
 
 
 class Overlay:
-    """A table of at most `capacity` windows of n tokens with values `[capacity, n, H]` in float16, in `room` if given.
+    """A table of at most `capacity` n-grams with values `[capacity, v, H]` in float16, in `room` if there is one.
 
-    Use is counted by call: of windows last asked for in one call any may be forgotten first.
+    Use is counted by call. Among the n-grams that were last used in the same call, any may be forgotten first.
     """
 
     name = "overlay"
 
-    def __init__(self, capacity: int, n: int, hidden_size: int, vocab_size: int, room: Spare | None = None) -> None:
+    def __init__(self, capacity: int, config: BaseConfig, room: Spare | None = None) -> None:
+        n, v, hidden_size = config.window, config.vectors_per_ngram, config.hidden_size
         self.size = n
+        self.vectors_per_ngram = v
         self.capacity = capacity
-        room = room or Spare(np.zeros((capacity * n, hidden_size), dtype=np.float16), 0)
+        room = room or Spare(np.zeros((capacity * v, hidden_size), dtype=np.float16), 0)
         self.memory, self.first = room.memory, room.first
-        own = self.memory[self.first : self.first + capacity * n]
-        self.values: Values = own.reshape(capacity, n, hidden_size)
-        self.vocab_size = vocab_size
+        own = self.memory[self.first : self.first + capacity * v]
+        self.values: Values = own.reshape(capacity, v, hidden_size)
+        self.vocab_size = config.vocab_size
         self._grams = np.zeros((capacity, n), dtype=np.int64)
         self._used = np.zeros(capacity, dtype=np.int64)
         self._calls = 0
-        # Keys in order, and the row of each.
+        # Sorted keys, and the row of each.
         self._keys: Keys = np.zeros(0, dtype=np.uint64)
         self._rows: Rows = np.zeros(0, dtype=np.int64)
 
@@ -36,21 +39,21 @@ class Overlay:
         return len(self._keys)
 
     def find(self, grams: npt.NDArray[np.int64], which: Rows, keys: Keys) -> Rows:
-        """As of a PlotTable; a hit counts as a use."""
+        """Return rows as `PlotTable.find` does. A hit counts as a use."""
         if not len(self):
             return np.full(len(keys), -1, dtype=np.int64)
         places = np.searchsorted(self._keys, keys)
         places[places == len(self)] = 0
         rows = self._rows[places]
-        found = self._keys[places] == keys
+        hit = self._keys[places] == keys
         if not fits(self.size, self.vocab_size):
-            found &= (self._grams[rows] == grams[which]).all(axis=1)
+            hit &= (self._grams[rows] == grams[which]).all(axis=1)
         self._calls += 1
-        self._used[rows[found]] = self._calls
-        return np.where(found, rows, -1)
+        self._used[rows[hit]] = self._calls
+        return np.where(hit, rows, -1)
 
     def remember(self, grams: npt.NDArray[np.int64], values: Values) -> None:
-        """Keep windows `[W, n]` with values `[W, n, H]`; of more than fit, the last ones."""
+        """Keep n-grams `[W, n]` with values `[W, v, H]`. If more come than fit, the last ones are kept."""
         keys, first = np.unique(pack(grams, self.vocab_size), return_index=True)
         fresh = np.sort(first[~np.isin(keys, self._keys)])[-self.capacity :]
         if not len(fresh):
@@ -67,13 +70,12 @@ class Overlay:
         self._rows = np.insert(self._rows, places, rows[order])
 
     def _make_room(self, count: int) -> Rows:
-        """Rows to fill: free ones first, then the least recently used, whose keys are dropped."""
+        """Return rows to fill: free rows first, then the least recently used ones, whose keys are dropped."""
         free = np.arange(len(self), min(self.capacity, len(self) + count))
         lacking = count - len(free)
         if not lacking:
             return free
-        taken = len(self)
-        oldest = np.argpartition(self._used[:taken], lacking - 1)[:lacking]
+        oldest = np.argpartition(self._used[: len(self)], lacking - 1)[:lacking]
         kept = ~np.isin(self._rows, oldest)
         self._keys, self._rows = self._keys[kept], self._rows[kept]
         return np.concatenate([free, oldest])

@@ -1,7 +1,7 @@
 """One PLOT table on disk: sorted keys and the gated vectors of each n-gram, memory-mapped.
 
-Files of the artifact: `keys.u64` `[rows]` sorted, `values.f16` `[rows, size, H]`, and `grams.u32` `[rows, size]` where
-keys are hashes.
+Files of the artifact: `keys.u64` `[rows]` sorted, `values.f16` `[rows, vectors_per_ngram, H]`, and, if keys are hashes,
+`grams.u32` `[rows, size]`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hplm.core.settings import BaseConfig
 from hplm.errors import CorruptArtifactError, WrongBaseError, unusable
 from hplm.plot import keys as key_codec
 from hplm.plot.arena import Arena, Vectors
+from hplm.plot.ngrams import vectors_of
 from hplm.store import artifact
 
 KIND = "plot-table"
@@ -27,14 +28,14 @@ Values = npt.NDArray[np.float16]
 
 
 def row_bytes(config: BaseConfig, hidden_size: int | None = None) -> int:
-    """What one whole window takes on disk, of a base as wide as `config` says or of another hidden size."""
+    """Return the bytes of a whole n-gram on disk. `hidden_size`: of a base of another width than `config`'s."""
     ids = 0 if key_codec.fits(config.window, config.vocab_size) else 4 * config.window
-    return 8 + ids + 2 * config.window * (hidden_size or config.hidden_size)
+    return 8 + ids + 2 * config.vectors_per_ngram * (hidden_size or config.hidden_size)
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Room in a memory, from vector `first` on."""
+    """Free room in a memory, from vector `first` on."""
 
     memory: Vectors
     first: int
@@ -42,13 +43,15 @@ class Spare:
 
 @dataclass(frozen=True)
 class PlotTable:
-    """An open table. `memory` `[V, H]` is mapped: pages come in as they are touched and are shared by all processes.
+    """An open table of n-grams of `size` tokens, with `vectors_per_ngram` vectors each.
 
-    Vector i of row r is `memory[first + r * size + i]`; several tables may lie in one memory.
+    `memory` `[V, H]` is mapped: pages are read when they are touched, and all processes share them. Vector i of row r is
+    `memory[first + r * vectors_per_ngram + i]`. Several tables may lie in one memory.
     """
 
     name: str
     size: int
+    vectors_per_ngram: int
     vocab_size: int
     keys: key_codec.Keys
     memory: Vectors
@@ -57,32 +60,35 @@ class PlotTable:
 
     @property
     def values(self) -> Values:
-        """The vectors by row: `[rows, size, H]`."""
-        rows = self.memory[self.first : self.first + len(self.keys) * self.size]
-        return rows.reshape(len(self.keys), self.size, -1)
+        """The vectors by row: `[rows, vectors_per_ngram, H]`."""
+        vectors = self.memory[self.first : self.first + len(self.keys) * self.vectors_per_ngram]
+        return vectors.reshape(len(self.keys), self.vectors_per_ngram, -1)
 
     def ngrams(self) -> npt.NDArray[np.int64]:
-        """The n-grams `[rows, size]`, in the order of the rows."""
+        """Return the n-grams `[rows, size]`, in the order of the rows."""
         if self.grams is not None:
             return self.grams.astype(np.int64)
         return key_codec.unpack(self.keys, self.size, self.vocab_size)
 
     def find(self, grams: npt.NDArray[np.int64], which: Rows, keys: key_codec.Keys) -> Rows:
-        """Rows `[K]` of the n-grams `grams[which]`, -1 where the table lacks one; `keys` are theirs, best in order."""
+        """Return the rows `[K]` of the n-grams `grams[which]`, -1 for an n-gram that the table lacks.
+
+        `keys` `[K]` are those n-grams' keys; sorted keys are found faster.
+        """
         if not len(self.keys):
             return np.full(len(keys), -1, dtype=np.int64)
         rows = np.searchsorted(self.keys, keys)
         rows[rows == len(self.keys)] = 0
-        found = self.keys[rows] == keys
+        hit = self.keys[rows] == keys
         if self.grams is not None:
-            found &= (self.grams[rows] == grams[which]).all(axis=1)
-        return np.where(found, rows, -1)
+            hit &= (self.grams[rows] == grams[which]).all(axis=1)
+        return np.where(hit, rows, -1)
 
 
 def sort_grams(grams: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int64]:
-    """n-grams in the order of their keys, the form `write` takes.
+    """Return the n-grams in the order of their keys, as `write` takes them.
 
-    Of two n-grams with one hash the earlier stays (pass them most frequent first); the other backs off like any miss.
+    If two n-grams have one hash, the earlier one stays, so pass the most frequent first. The other becomes a miss.
     """
     _, first = np.unique(key_codec.pack(grams, vocab_size), return_index=True)
     return grams[first]
@@ -94,36 +100,45 @@ def write(
     grams: npt.NDArray[np.int64],
     chunks: Iterable[Values],
     *,
-    vocab_size: int,
-    hidden_size: int,
+    config: BaseConfig,
     fingerprint: str,
     meta: dict[str, Any] | None = None,
 ) -> None:
-    """Publish a table of `grams` `[rows, size]`, as `sort_grams` gives them, with values in `chunks` of `[any, size, H]`."""
+    """Publish a table of `grams` `[rows, size]`, as `sort_grams` gives them, for a base of shape `config`.
+
+    `chunks` hold the values one after another: `[any, vectors_of(size, config), H]`.
+    """
     rows, size = grams.shape
-    found_keys = key_codec.pack(grams, vocab_size)
-    assert bool(np.all(found_keys[1:] > found_keys[:-1])), "grams must come from sort_grams"
-    about = {
+    keys = key_codec.pack(grams, config.vocab_size)
+    assert bool(np.all(keys[1:] > keys[:-1])), "grams must come from sort_grams"
+    vectors_per_ngram = vectors_of(size, config)
+    manifest = {
         "name": name,
         "rows": rows,
         "size": size,
-        "hidden_size": hidden_size,
-        "vocab_size": vocab_size,
+        "vectors_per_ngram": vectors_per_ngram,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
         "dtype": "float16",
-        "keys": "packed" if key_codec.fits(size, vocab_size) else "hashed",
+        "keys": "packed" if key_codec.fits(size, config.vocab_size) else "hashed",
         "base": fingerprint,
         **(meta or {}),
     }
-    with artifact.publish(folder, KIND, about) as partial:
-        _write(partial / "keys.u64", [found_keys])
-        if about["keys"] == "hashed":
+    with artifact.publish(folder, KIND, manifest) as partial:
+        _write(partial / "keys.u64", [keys])
+        if manifest["keys"] == "hashed":
             _write(partial / "grams.u32", [grams.astype(np.uint32)])
-        written = _write(partial / "values.f16", (chunk.astype(np.float16, copy=False) for chunk in chunks))
+        written = _write(partial / "values.f16", (_as_stored(chunk, vectors_per_ngram, config) for chunk in chunks))
         assert written == rows, f"{written} values for {rows} keys"
 
 
+def _as_stored(chunk: npt.NDArray[Any], vectors_per_ngram: int, config: BaseConfig) -> Values:
+    assert chunk.shape[1:] == (vectors_per_ngram, config.hidden_size), chunk.shape
+    return chunk.astype(np.float16, copy=False)
+
+
 def _write(path: Path, arrays: Iterable[npt.NDArray[Any]]) -> int:
-    """One after another, not by numpy's `tofile`: where a disk is full its error does not say so. Returns their rows."""
+    """Write arrays one after another and return their rows. numpy's `tofile` would not say that a disk is full."""
     rows = 0
     with path.open("wb") as file:
         for array in arrays:
@@ -143,23 +158,32 @@ def load(folder: Path, *, fingerprint: str, verify: bool = True) -> PlotTable:
 def load_together(
     folders: Sequence[Path], *, fingerprint: str, verify: bool = True, spare_vectors: int = 0
 ) -> tuple[list[PlotTable], Spare]:
-    """Open tables in one memory, with room behind them for `spare_vectors` more. Raises as `load` does."""
-    found = [_read(folder, fingerprint, verify) for folder in folders]
-    hidden = found[0].hidden_size
-    for one in found:
-        if one.hidden_size != hidden:
+    """Open tables in one memory, with free room behind them for `spare_vectors` vectors. Raises as `load` does."""
+    stored = [_read(folder, fingerprint, verify) for folder in folders]
+    hidden = stored[0].hidden_size
+    for table in stored:
+        if table.hidden_size != hidden:
             raise CorruptArtifactError(
-                f"{one.values.parent} has vectors of {one.hidden_size} numbers, {folders[0]} of {hidden}; build it again"
+                f"{table.values.parent} has vectors of {table.hidden_size} numbers, {folders[0]} of {hidden}; build it again"
             )
     with ExitStack() as stack:
         try:
-            files = [(stack.enter_context(one.values.open("rb")).fileno(), one.rows * one.size) for one in found]
+            files = [(stack.enter_context(table.values.open("rb")).fileno(), table.vectors) for table in stored]
             arena = Arena.of(files, spare_vectors, hidden)
         except OSError as error:
             raise unusable(f"{folders[0]} cannot be mapped", error) from error
     opened = [
-        PlotTable(one.name, one.size, one.vocab_size, one.keys, arena.vectors, start, one.grams)
-        for one, start in zip(found, arena.starts, strict=True)
+        PlotTable(
+            table.name,
+            table.size,
+            table.vectors_per_ngram,
+            table.vocab_size,
+            table.keys,
+            arena.vectors,
+            start,
+            table.grams,
+        )
+        for table, start in zip(stored, arena.starts, strict=True)
     ]
     return opened, Spare(arena.vectors, arena.spare)
 
@@ -171,11 +195,16 @@ class _Stored:
     name: str
     rows: int
     size: int
+    vectors_per_ngram: int
     hidden_size: int
     vocab_size: int
     keys: key_codec.Keys
     grams: npt.NDArray[np.uint32] | None
     values: Path
+
+    @property
+    def vectors(self) -> int:
+        return self.rows * self.vectors_per_ngram
 
 
 def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
@@ -189,13 +218,13 @@ def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
     if verify:
         stored.verify()
     try:
-        rows, size, hidden = int(meta["rows"]), int(meta["size"]), int(meta["hidden_size"])
+        rows, size, vectors, hidden = (int(meta[key]) for key in ("rows", "size", "vectors_per_ngram", "hidden_size"))
         keys = _map(stored.path("keys.u64"), np.uint64, (rows,))
         grams = _map(stored.path("grams.u32"), np.uint32, (rows, size)) if meta["keys"] == "hashed" else None
         values = stored.path("values.f16")
-        if (found := values.stat().st_size) < (wanted := 2 * rows * size * hidden):
-            raise ValueError(f"{values.name} has {found} bytes of {wanted}")
-        return _Stored(meta["name"], rows, size, hidden, int(meta["vocab_size"]), keys, grams, values)
+        if (file_bytes := values.stat().st_size) < (wanted := 2 * rows * vectors * hidden):
+            raise ValueError(f"{values.name} has {file_bytes} bytes of {wanted}")
+        return _Stored(meta["name"], rows, size, vectors, hidden, int(meta["vocab_size"]), keys, grams, values)
     except OSError as error:
         raise unusable(f"{folder} cannot be mapped", error) from error
     except (KeyError, ValueError) as error:

@@ -22,6 +22,7 @@ from hplm.engine.adapter_slots import choose_slots
 from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import Ranges, check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
 from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
@@ -96,7 +97,7 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
         int8: list[Ranges] = []
         if settings.quantization == "int8":
             check_int8(device)
-            int8 = measure_ranges(self._base, upper)
+            int8 = measure_ranges(self._base, load_lower(self._base), upper)
         reduced_size = config.reduced_size(settings.reduction_factor)
         self.engine = EncodeEngine(
             config,

@@ -22,7 +22,8 @@ from typing import Any
 from hplm.errors import CorruptArtifactError, MissingArtifactError
 from hplm.runtime.crash_points import crash_point
 
-FORMAT = 1
+# Rises with every change of what artifacts hold that an older version would misread.
+FORMAT = 2
 MANIFEST = "manifest.json"
 LEFTOVERS = ("partial", "old")  # endings of folder names that only a killed process leaves
 
@@ -98,7 +99,10 @@ def read(folder: Path, kind: str) -> Artifact:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptArtifactError(f"{path} is not a manifest ({error!r}); build the artifact again") from error
     if found_format != FORMAT:
-        raise CorruptArtifactError(f"{path} has format {found_format}, this version reads {FORMAT}; build it again")
+        raise CorruptArtifactError(
+            f"{path} has format {found_format}, this version reads {FORMAT}: build the store anew, the demo with "
+            "`hplm build demo`, any other with `hplm build base`, `plot`, `domain` and `tenant` in this order"
+        )
     if found_kind != kind:
         raise CorruptArtifactError(f"{path} is a {found_kind}, a {kind} was expected")
     return artifact

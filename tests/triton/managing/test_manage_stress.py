@@ -25,6 +25,7 @@ from hplm_loadtest.scenarios.infer_messages import METHOD
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
+from hplm.core.roles import MANAGING, SERVING, names
 from hplm.engine import reference
 from hplm.housekeeping import garbage_collection
 from hplm.models import base as bases
@@ -32,7 +33,7 @@ from hplm.models.base import Base
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
-from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, TritonServer
+from hplm.triton.launcher.server import TritonServer
 from tests import tiny, unlike
 from tests.managed import Place, await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
@@ -51,7 +52,7 @@ APART = 100 * TOLERANCE
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("manage-stress")
     models = tiny.make_repository(folder, num_slots=3, manager_settings={"keep_versions": 3})
-    roles = (*ROLES, *MANAGER_ROLES)
+    roles = names((*SERVING, *MANAGING))
     with TritonServer(models, free_ports(), models=roles, log=folder / "triton.log") as server:
         server.wait_ready()
         yield Place(server, Store(folder / "store"), folder / "rows.csv")

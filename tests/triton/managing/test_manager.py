@@ -24,11 +24,12 @@ from hplm_loadtest.scenarios.server_metrics import metric_value, metrics_page
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
+from hplm.core.roles import MANAGING, names
 from hplm.errors import HplmError
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
-from hplm.triton.launcher.server import MANAGER_ROLES, TritonServer
+from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds import idle_connections
 from tests import tiny
 from tests.managed import FAST, LEARNING, Place, swapped, write_rows
@@ -484,7 +485,7 @@ def test_open_watches_do_not_keep_the_server_from_stopping(tmp_path: Path) -> No
     store = Store(tmp_path / "store")
     with closing(Registry.open(store)) as registry:
         job = registry.submit_job("tenant.create", "tenant:x", {}, time.time()).id
-    server = TritonServer(models, free_ports(), models=MANAGER_ROLES, log=tmp_path / "triton.log")
+    server = TritonServer(models, free_ports(), models=names(MANAGING), log=tmp_path / "triton.log")
     server.wait_ready()
     watching = threading.Barrier(4, timeout=100)
 
@@ -509,7 +510,7 @@ def test_a_dry_run_under_way_does_not_keep_the_server_from_stopping(tmp_path: Pa
     models = tiny.make_repository(tmp_path, manager_settings={})
     rows = write_rows(tmp_path / "rows.csv")
     store = Store(tmp_path / "store")
-    server = TritonServer(models, free_ports(), models=MANAGER_ROLES, log=tmp_path / "triton.log")
+    server = TritonServer(models, free_ports(), models=names(MANAGING), log=tmp_path / "triton.log")
     server.wait_ready()
 
     def plan() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.managed import expected_logits
-from tests.triton.serving.plug_in import install
+from tests.plugins.install import install
 
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(300)]
 SOURCE = Path(__file__).with_name("topics.py")
@@ -43,7 +43,7 @@ def test_a_third_partys_task_is_trained_and_its_answers_are_its_own_decode_of_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "environment"
-    site_packages = install(folder, monkeypatch, "topics", SOURCE.read_text(), "[hplm.tasks]\ntopics = topics:Topics\n")
+    site_packages = install(folder, "topics", SOURCE.read_text(), "[hplm.tasks]\ntopics = topics:Topics\n", monkeypatch)
     monkeypatch.syspath_prepend(site_packages)
     assert task_names() == ["classification", "regression", "tagging", "topics"]
     models = tiny.make_repository(tmp_path)

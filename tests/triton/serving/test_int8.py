@@ -17,6 +17,7 @@ from hplm_loadtest.workloads.texts import POOL_FILE
 from hplm.core.settings import Quantization
 from hplm.engine.encode import EngineRequest
 from hplm.engine.kernels.int8_ranges import measure_ranges
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lineage
 from hplm.tasks.task_loader import task_named
 from hplm.triton.launcher.ports import free_ports
@@ -46,7 +47,9 @@ def server(folder: Path) -> Iterator[TritonServer]:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_served_logits_are_the_engines(folder: Path, server: TritonServer, protocol: str) -> None:
     store, base = tiny.opened(folder)
-    engine, plain = (tiny.engine_of(base, int8=int8) for int8 in (measure_ranges(base, base.load_upper()), ()))
+    engine, plain = (
+        tiny.engine_of(base, int8=int8) for int8 in (measure_ranges(base, load_lower(base), base.load_upper()), ())
+    )
     pairs = [(tenant, text) for text in tiny.sentences(12, seed=3) for tenant in tiny.TASKS]
     with Client(server.ports.http_url if protocol == "http" else server.ports.grpc_url) as client:
         answers = list(client.predict_many(pairs, logits=True))

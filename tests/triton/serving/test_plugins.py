@@ -12,7 +12,7 @@ from hplm.errors import StartError
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
-from tests.triton.serving.plug_in import install
+from tests.plugins.install import install
 from tests.waiting import until
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(300)]
@@ -40,7 +40,7 @@ class Broken:
 def test_with_a_policy_that_raises_or_returns_nonsense_everything_is_answered_and_the_failures_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path / "venv", monkeypatch, "third_party", PLUGIN, "[hplm.policies]\nbroken = third_party:Broken\n")
+    install(tmp_path / "venv", "third_party", PLUGIN, "[hplm.policies]\nbroken = third_party:Broken\n", monkeypatch)
     models = tiny.make_repository(tmp_path, upper_settings={"policy": "broken"})
     with TritonServer(models, free_ports(), log=tmp_path / "log") as server:
         server.wait_ready()

@@ -31,6 +31,7 @@ from hplm import errors
 from hplm.core import wire
 from hplm.core.text import TextOrPair
 from hplm.engine import reference
+from hplm.engine.lower_layers import load_lower
 from hplm.models.base import Base
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
@@ -80,7 +81,7 @@ def test_who_calls_another_port_is_told_so(server: TritonServer, protocol: str, 
 
 def expected_logits(store: Store, base: Base, pairs: Sequence[tuple[str, TextOrPair]]) -> list[np.ndarray]:
     """The slow reference: a loop over requests, every window computed, nothing packed."""
-    lower, upper = base.load_lower(), base.load_upper()
+    lower, upper = load_lower(base), base.load_upper()
     encoder = base.load_text_encoder()
     answers = []
     for tenant, text in pairs:

@@ -13,7 +13,7 @@ from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
-from hplm.models.layers import WindowEncoder
+from hplm.models.lower import LowerEncoder
 from hplm.plot import table as tables
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -70,13 +70,13 @@ class ServedDomain:
         }
 
 
-def computed_features(lower: WindowEncoder) -> Featurise:
+def computed_features(lower: LowerEncoder) -> Featurise:
     """Return PLOT features of a model without tables: every window is computed."""
     dtype = choose_dtype("auto", CPU)
     return plot_features(OpenDomain(lower.config, [], [], lower, overlay_windows=OVERLAY_WINDOWS, dtype=dtype))
 
 
-def converted_body(base: Base, lower: WindowEncoder, halves: Collection[Half]) -> MakeBody:
+def converted_body(base: Base, lower: LowerEncoder, halves: Collection[Half]) -> MakeBody:
     """Return a body over token ids: `lower` and the base's upper layers, of which `halves` train."""
     upper = base.load_upper()
     return lambda: ConvertedModel(copy.deepcopy(lower), copy.deepcopy(upper), halves)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -80,9 +81,7 @@ def cut_variants(compared: Sequence[Base], device: torch.device) -> list[Variant
         def about(task: EvalTask) -> dict[str, Any]:
             return {"base": base.fingerprint}
 
-        source = FeatureSource(
-            f"computed-{base.folder.name}", lambda task, report: computed_features(base.load_lower())
-        )
+        source = FeatureSource(f"computed-{base.folder.name}", lambda task, report: computed_features(load_lower(base)))
         return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], with_adapters(about))
 
     return [variant(base) for base in compared]

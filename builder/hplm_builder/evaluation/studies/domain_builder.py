@@ -18,7 +18,7 @@ from hplm.errors import DataError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import choose_device
-from hplm.models.layers import WindowEncoder
+from hplm.models.lower import LowerEncoder
 from hplm.reporting.progress import Report
 from hplm.store import artifact
 from hplm_builder.data.corpus_file import read_corpus
@@ -37,7 +37,7 @@ CORPUS, ABOUT = "corpus.jsonl", "about.json"
 class HalvesMaskedLm(MaskedLm):
     """A masked language model in which the given halves of a base train. (A domain trains the lower half only.)"""
 
-    def __init__(self, lower: WindowEncoder, base: Base, counts: Any, seed: int, halves: Sequence[Half]) -> None:
+    def __init__(self, lower: LowerEncoder, base: Base, counts: Any, seed: int, halves: Sequence[Half]) -> None:
         super().__init__(lower, base.load_upper(), counts, seed)
         self.lower.requires_grad_("lower" in halves)
         self.upper.requires_grad_("higher" in halves)
@@ -119,7 +119,7 @@ class DomainBuilder:
             lower = lowers.of_lineage(self.parent.store, base, self.parent.lineage)
             model = HalvesMaskedLm(lower, base, prepared.token_counts, settings.seed, halves)
             model.to(choose_device(self.device.type))
-            losses = train(model, prepared.text, prepared.held, prepared.known, settings, report)
+            losses = train(model, prepared.text, prepared.held_out, prepared.vocabulary, settings, report)
             state = model.lower.state_dict(), model.upper.state_dict()
             bases.save(folder / "base", base.config, *state, base.tokenizer_path.read_bytes(), {"masked_lm": losses})
             return {"masked_lm": losses}

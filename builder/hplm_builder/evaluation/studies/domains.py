@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from hplm.engine import lower_layers as lowers
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lineage
 from hplm.models import base as bases
-from hplm.models.layers import WindowEncoder
+from hplm.models.lower import LowerEncoder
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import Report as ProgressCallback
 from hplm.reporting.progress import bar_report, progress_bars, silent
@@ -90,7 +91,7 @@ class DomainVariants:
         store = self._builder.parent.store
         return plot_features(open_lineage(store, self._base, self._builder.lineage(task, report)))
 
-    def _lower(self, task: EvalTask, report: ProgressCallback) -> WindowEncoder:
+    def _lower(self, task: EvalTask, report: ProgressCallback) -> LowerEncoder:
         return lowers.of_lineage(self._builder.parent.store, self._base, self._builder.lineage(task, report))
 
     def _pretrained_lower(self, task: EvalTask, report: ProgressCallback) -> Featurise:
@@ -98,7 +99,7 @@ class DomainVariants:
 
     def _pretrained(self, name: str) -> Variant:
         def features(task: EvalTask, report: ProgressCallback) -> Featurise:
-            return computed_features(self._builder.pretrained(task, HALVES[name], report).load_lower())
+            return computed_features(load_lower(self._builder.pretrained(task, HALVES[name], report)))
 
         def body(task: EvalTask) -> MakeBody:
             return hbert_body(self._builder.pretrained(task, HALVES[name], silent), self._builder.device)(task)
@@ -119,7 +120,7 @@ class DomainVariants:
             return converted_body(self._base, self._lower(task, silent), HALVES[name])
 
         def root_body(task: EvalTask) -> MakeBody:
-            return converted_body(self._base, self._base.load_lower(), HALVES[name])
+            return converted_body(self._base, load_lower(self._base), HALVES[name])
 
         tokens = FeatureSource("tokens", lambda task, report: token_ids)
         # The same cost, but without a domain that must be built first.

@@ -18,6 +18,7 @@ from hplm.core.wire import LabelledSpan
 from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.engine.kernels.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import COMPUTED, OpenDomain
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -54,7 +55,7 @@ class Int8Comparison:
     def __init__(self, served: ServedDomain, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
-        self._ranges = measure_ranges(self._base, self._base.load_upper())
+        self._ranges = measure_ranges(self._base, load_lower(self._base), self._base.load_upper())
         self._plain, self._quantised = served, replace(served, quantization="int8")
         # Read both now, so that they are the same version even if another is published meanwhile.
         assert self._plain.lineage == self._quantised.lineage
@@ -147,7 +148,7 @@ def clipped_share(body: AdapterModel, ranges: Sequence[Ranges], examples: Sequen
         inner[channels_apart(layer)] = torch.inf
         bounds += [layer.channels.clamp(min=LEAST_RANGE), inner]
     features = torch.cat([example.features for example in examples])
-    with product_inputs(body.upper, FEED_FORWARD, count), torch.no_grad(), computing_in(*fastest_format(CPU)):
+    with product_inputs(body.upper.layers, FEED_FORWARD, count), torch.no_grad(), computing_in(*fastest_format(CPU)):
         body(features, [len(example.tokens) for example in examples])
     return clipped / total
 

@@ -113,7 +113,7 @@ def _run(way: Adapt, attended: Tensor) -> None:
 
 
 def _config(hidden: int) -> BaseConfig:
-    return BaseConfig("any", 100, hidden, 12, 4 * hidden, 1, 1, 256)
+    return BaseConfig("any", 100, hidden, 12, 4 * hidden, 1, 1, 256, 3)
 
 
 def _tenant(number: int, hidden: int, rng: np.random.Generator) -> Tenant:

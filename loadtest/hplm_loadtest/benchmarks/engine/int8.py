@@ -18,10 +18,11 @@ from hplm.engine import lower_layers as lowers
 from hplm.engine.encode import EncodeEngine
 from hplm.engine.kernels.int8 import check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
-from hplm.engine.open_domain import compute_windows
+from hplm.engine.lower_layers import load_lower
+from hplm.engine.open_domain import compute_ngrams
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, choose_threads, use_threads
-from hplm.plot.windows import windows
+from hplm.plot.ngrams import text_ngrams
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
@@ -68,11 +69,11 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
             reduced_size=load.reduced_size,
             device=CPU,
             dtype=choose_dtype("auto", CPU, name),
-            int8=measure_ranges(base, base.load_upper()) if name == "int8" else (),
+            int8=measure_ranges(base, load_lower(base), base.load_upper()) if name == "int8" else (),
         )
         for name in names
     }
-    lower_layers = {name: base.load_lower() for name in names}
+    lower_layers = {name: load_lower(base) for name in names}
     for name, layers in lower_layers.items():
         lowers.pack(layers, dtype, base if name == "int8" else None)
     grams = unique_windows(base, batch.texts)
@@ -81,14 +82,14 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
         for name, engine in engines.items()
     }
     vectors = {
-        name: compute_windows(layers, grams, dtype)[grams != base.config.pad_id].astype(np.float32)
+        name: compute_ngrams(layers, grams, dtype)[grams != base.config.pad_id].astype(np.float32)
         for name, layers in lower_layers.items()
     }
     run_upper: dict[str, Callable[[], object]] = {
         name: partial(engine.run, load.requests) for name, engine in engines.items()
     }
     run_lower: dict[str, Callable[[], object]] = {
-        name: partial(compute_windows, layers, grams, dtype) for name, layers in lower_layers.items()
+        name: partial(compute_ngrams, layers, grams, dtype) for name, layers in lower_layers.items()
     }
     runs: list[Run] = []
     rates: dict[str, dict[Quantization, list[float]]] = {
@@ -185,7 +186,7 @@ def unique_windows(base: Base, texts: Sequence[str]) -> npt.NDArray[np.int64]:
     """Return the different windows of the texts of one batch: `[W, n]`."""
     config = base.config
     ids = [encoded.ids for encoded in base.load_text_encoder().encode(texts)]
-    grams, _ = windows(np.concatenate(ids), [len(text_ids) for text_ids in ids], config.window, config.pad_id)
+    grams, _ = text_ngrams(np.concatenate(ids), [len(text_ids) for text_ids in ids], config)
     return np.unique(grams.reshape(-1, config.window), axis=0)
 
 

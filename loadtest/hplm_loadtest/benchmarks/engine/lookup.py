@@ -12,7 +12,7 @@ from hplm.engine import reference
 from hplm.engine.open_domain import OpenDomain, open_lookup
 from hplm.errors import ConfigError
 from hplm.models.device import use_threads
-from hplm.plot.windows import windows
+from hplm.plot.ngrams import text_ngrams
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.reporting.samples import unseen_paragraphs
@@ -78,7 +78,7 @@ def as_dictionary(lookup: OpenDomain, texts: list[npt.NDArray[np.int64]]) -> dic
     config = lookup.config
     stored: dict[tuple[int, ...], reference.Vectors] = {}
     for ids in texts:
-        grams, _ = windows(ids, [len(ids)], config.window, config.pad_id)
+        grams, _ = text_ngrams(ids, [len(ids)], config)
         for gram, vectors in zip(grams.tolist(), lookup.vectors(grams), strict=True):
             stored[tuple(gram)] = vectors
     return stored

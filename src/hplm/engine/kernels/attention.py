@@ -1,4 +1,4 @@
-"""How rows of a batch attend: in which format, and where a GPU takes them all in one call."""
+"""Attention of a batch's rows: its number format, and one call for all rows on a GPU."""
 
 # No `from __future__ import annotations`, see `hplm.engine.kernels.scripted`.
 
@@ -8,18 +8,18 @@ import sys
 import torch
 from torch import Tensor
 
-# Numbers in a row of one head, see `float32_attention_below`.
+# Numbers of a head in a row, from which attention in bfloat16 pays with AMX; see `float32_attention_below`.
 AMX_ATTENTION = 1280
-# Heads of other sizes would have to be filled up for attention in one call.
+# Attention in one call takes head sizes that are multiples of this.
 JOINED_HEAD_STEP = 8
 
 
 def float32_attention_below(device: torch.device, head_size: int) -> int:
-    """Rows that are shorter attend in float32, others in the layers' own format.
+    """Return the length below which rows attend in float32; longer rows attend in the layers' own format.
 
-    A CPU converts bfloat16 within its attention, which with short rows costs more than it saves; without AMX float32 was
-    faster with all that were tried. With it rows of 20 tokens are as fast in either with heads of 64 numbers, rows of 40 with
-    heads of 32, and rows of 256 are 2.7 and 2.0 times as fast in bfloat16 (one Xeon core).
+    A CPU converts bfloat16 within its attention, which costs more than it saves with short rows. Without AMX, float32 was
+    faster for all rows tried. With AMX both formats are equally fast at 20 tokens with heads of 64 numbers, and at 40 tokens
+    with heads of 32. Rows of 256 tokens are 2.7 and 2.0 times as fast in bfloat16 (one Xeon core).
     """
     if device.type != "cpu":
         return 0
@@ -27,8 +27,9 @@ def float32_attention_below(device: torch.device, head_size: int) -> int:
 
 
 def attends_at_once(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Whether rows of all lengths attend in one call a layer: on a GPU that has a kernel for it, where a call for each length
-    would be some 30 a layer.
+    """Return whether rows of all lengths attend in one call a layer: on a GPU that has a kernel for it.
+
+    A call for each length would be some 30 calls a layer.
     """
     if device.type != "cuda" or head_size % JOINED_HEAD_STEP:
         return False
@@ -41,7 +42,7 @@ def attends_at_once(device: torch.device, dtype: torch.dtype, head_size: int) ->
 
 
 def ends_of(counts: list[int], lengths: list[int], device: torch.device) -> Tensor:
-    """Where rows end, `counts[i]` of `lengths[i]` tokens one after another, and 0 first: int32 `[rows + 1]`."""
+    """Return 0 and the ends of rows, `counts[i]` of `lengths[i]` tokens one after another: int32 `[rows + 1]`."""
     ends = [0]
     for i in range(len(counts)):
         for _ in range(counts[i]):
@@ -50,10 +51,10 @@ def ends_of(counts: list[int], lengths: list[int], device: torch.device) -> Tens
 
 
 def attend_at_once(qkv: Tensor, ends: Tensor, longest: int, num_heads: int) -> Tensor:
-    """Attention of rows one after another, each to itself: `qkv` `[N, 3 * H]` -> `[N, H]`; `ends` by `ends_of`."""
+    """Compute attention within each of rows one after another: `qkv` `[N, 3 * H]` -> `[N, H]`; `ends` is from `ends_of`."""
     parts = qkv.view(1, qkv.size(0), 3, num_heads, -1)
-    # 80 us a call where flash attention took 90 (64 rows of 22 tokens, H100, by hand), and there for float32 too.
-    found = torch.ops.aten._efficient_attention_forward(
+    # 80 us a call, flash attention took 90 us (64 rows of 22 tokens, H100, by hand). It supports float32 too.
+    context = torch.ops.aten._efficient_attention_forward(
         parts[:, :, 0], parts[:, :, 1], parts[:, :, 2], None, ends, ends, longest, longest, 0.0, 0
     )[0]
-    return found.reshape(qkv.size(0), -1)
+    return context.reshape(qkv.size(0), -1)

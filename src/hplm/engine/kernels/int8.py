@@ -1,19 +1,19 @@
 """Products with layers' matrices in int8: a CPU with VNNI multiplies 8-bit integers faster than floats.
 
-Feed-forward halves are two thirds of the upper layers' matrices, and both of their inputs lie behind a LayerNorm: it gives
+Feed-forward halves are two thirds of the upper layers' matrices. Both of their inputs stand behind a LayerNorm, which gives
 every token the same size, whatever a tenant's adapter did. So their scales are fixed (static quantisation), and values beyond
 the ranges of `hplm.engine.kernels.int8_ranges` are clipped.
 
-What goes into attention's two products an adapter may make as large as it likes: there each token has a scale of its own.
-Finding that takes its time, and pays all the same, beside float32 and beside bfloat16 (docs/decisions.md).
+An adapter may make the inputs of attention's two products arbitrarily large, so each token has a scale of its own there.
+Computing the scale takes time and still pays, beside float32 and beside bfloat16 (docs/decisions.md).
 
-The lower layers have no adapters (`hplm.engine.kernels.int8_windows`): there the scales of all products are fixed.
+Lower layers have no adapters, so the scales of all their products are fixed (`hplm.engine.windows.int8_windows`).
 
-Scales of a batch would let a text's neighbours change its answer; neither of these does, and integer sums are exact in any
-order. Weights have a scale for each output. A few channels of an input are ten times as large as the others: half of that is
-put into the weights (SmoothQuant, Xiao et al. 2023). What goes into the second feed-forward product comes out of a GELU, which
-knows no such factors: where a few channels of it would leave the others half of the codes or fewer, they are computed apart, in
-floats (LLM.int8(), Dettmers et al. 2022).
+A scale for a whole batch would let a text's neighbours change its answer. Fixed scales and a token's own scale do not, and
+integer sums are exact in any order. Weights have a scale for each output. A few channels of an input are ten times as large as
+the others: half of that factor moves into the weights (SmoothQuant, Xiao et al. 2023). The input of the second feed-forward
+product is a GELU's output, to which such factors cannot be applied. If a few of its channels would leave the others half of the
+codes or fewer, those few are computed apart, in floats (LLM.int8(), Dettmers et al. 2022).
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from torch import Tensor, nn
 from hplm.errors import ConfigError
 from hplm.models.layers import TransformerLayer
 
-# How far beyond what was measured a value may lie before it is clipped.
+# A value is clipped beyond this factor of the measured range.
 MARGIN = 1.1
-LEAST_GELU = -0.17
-# What goes into the second feed-forward product is not taken for smaller.
+LEAST_GELU = -0.17  # the least value of the GELU
+# Least range of the second feed-forward product's input.
 LEAST_INNER = 0.1
-# No channel is taken for narrower; where an adapter may widen one, none than this share of the mean: in a token's own scale
-# it would be all that is left of that token.
+# Least range of a channel. An adapter may widen a channel, so in the products around attention a range is also at least this
+# share of the channels' mean. Otherwise the widened channel would take up the token's whole scale.
 LEAST_RANGE = 1e-3
 LEAST_SHARE = 0.1
-# As many inner channels are computed apart: two take as long, one takes a fifth less. MiniLM's windows move by 0.1 % of their
-# variance with them and by 1.2 % without, hidden states of its upper layers by 0.18 and 0.33 % (attention in floats; by hand).
+# Number of inner channels computed apart. Two take as long as eight, one takes a fifth less. With eight, MiniLM's windows move
+# by 0.1 % of their variance, without by 1.2 %. Hidden states of its upper layers move by 0.18 and 0.33 % (attention in floats).
 APART = 8
-# How many times as large as the largest of the others one of them must be.
+# Channels are computed apart if the largest is more than this many times as large as the largest of the rest.
 FAR = 2
-# Of inputs but the second product's: `onednn::qlinear_pointwise` multiplies unsigned by signed bytes.
+# Zero point of all inputs but the second product's: `onednn::qlinear_pointwise` multiplies unsigned by signed bytes.
 ZERO_POINT = 128
-# Of weights' codes, and of inputs' less ZERO_POINT.
+# Largest code of weights, and of inputs less ZERO_POINT.
 LARGEST = 127
-# No token is taken for smaller, so that one of zeros has a scale.
+# Least magnitude of a token, so that a token of zeros has a scale.
 LEAST_TOKEN = 1e-20
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """The largest magnitudes of what goes into one layer's products.
+    """The largest magnitude of each input channel of one layer's products.
 
-    `attention`, `context` and `channels`, each `[H]`: of each input of the queries, keys and values, of attention's output,
-    of the feed-forward half's first product. `inner` `[F]`: the largest, not in magnitude, of each input of its second.
+    `attention`, `context` and `channels`, each `[H]`, are the inputs of queries, keys and values, of attention's output product
+    and of the feed-forward half's first product. `inner` `[F]` has the largest values, not magnitudes, of its second product.
     """
 
     attention: Tensor
@@ -64,9 +64,9 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Int8Linear:
-    """A product: `codes` int8 `[out, in]` times `scales` `[out]` are its weights, `bias` is `[out]`.
+    """A product in int8: `codes` int8 `[out, in]` times `scales` `[out]` are the weights, `bias` is `[out]`.
 
-    An input's code, unsigned, less `zero_point`, times `input_scale` is the input.
+    An input is its code, unsigned, less `zero_point`, times `input_scale`.
     """
 
     codes: Tensor
@@ -76,14 +76,14 @@ class Int8Linear:
     zero_point: int
 
     def packed(self) -> list[Tensor]:
-        """What `onednn::qlinear_pointwise` takes of it: matrix in its order, scales, zero points and bias of outputs."""
+        """Return what `onednn::qlinear_pointwise` takes: matrix in oneDNN's order, outputs' scales, zero points and bias."""
         zeros = torch.zeros(len(self.scales), dtype=torch.long)
         return [torch.ops.onednn.qlinear_prepack(self.codes, None), self.scales, zeros, self.bias]
 
 
 @dataclass(frozen=True)
 class Int8StaticLinear:
-    """A product with fixed scales. An input `[in]` times `factor` `[in]` is `linear`'s code, less its zero point."""
+    """A product with fixed scales. An input `[in]` times `factor` `[in]` is `linear`'s code less its zero point."""
 
     factor: Tensor
     linear: Int8Linear
@@ -91,7 +91,7 @@ class Int8StaticLinear:
 
 @dataclass(frozen=True)
 class Int8FeedForward:
-    """Of one layer. The inner channels `apart` are computed in floats: of these products they are zeros."""
+    """The feed-forward half of one layer. Inner channels `apart` are computed in floats, and are zeros in both products."""
 
     first: Int8StaticLinear
     second: Int8Linear
@@ -100,9 +100,9 @@ class Int8FeedForward:
 
 @dataclass(frozen=True)
 class Int8TokenLinear:
-    """A product with a scale for each token: `codes` int8 `[out, in]` times `scales` `[out]` are its weights, `bias` `[out]`.
+    """A product with a scale for each token: `codes` int8 `[out, in]` times `scales` `[out]` are weights, `bias` is `[out]`.
 
-    An input `[in]` times `factor` `[in]`, over the largest magnitude of that and times LARGEST, is its code less ZERO_POINT.
+    A token's codes less ZERO_POINT are its inputs `[in]` times `factor` `[in]`, scaled so that the largest is LARGEST.
     """
 
     factor: Tensor
@@ -111,9 +111,9 @@ class Int8TokenLinear:
     bias: Tensor
 
     def packed(self) -> list[Tensor]:
-        """Factor and bias, and what `onednn::qlinear_pointwise` takes: matrix, scales and zero points of outputs.
+        """Return factor, bias, and what `onednn::qlinear_pointwise` takes: matrix, scales and zero points of outputs.
 
-        The scales are for inputs over their token's largest magnitude, whose codes are LARGEST times that.
+        The scales are those of inputs divided by their token's largest magnitude.
         """
         zeros = torch.zeros(len(self.scales), dtype=torch.long)
         matrix = torch.ops.onednn.qlinear_prepack(self.codes, None)
@@ -122,7 +122,7 @@ class Int8TokenLinear:
 
 @dataclass(frozen=True)
 class Int8Layer:
-    """Of an upper layer: queries, keys and values, what their attention goes through, and the feed-forward half."""
+    """An upper layer: the products of queries, keys and values, attention's output product, and the feed-forward half."""
 
     qkv: Int8TokenLinear
     attention_out: Int8TokenLinear
@@ -130,9 +130,11 @@ class Int8Layer:
 
 
 def check_int8(device: torch.device, *, has_vnni: bool | None = None) -> None:
-    """Raise ConfigError where int8 would not be faster, or is not there. `has_vnni`: of this machine unless given."""
+    """Raise ConfigError if the device lacks fast int8. `has_vnni` is this machine's by default."""
     if device.type != "cpu":
-        raise ConfigError("quantization int8 is for CPUs; leave it out on a GPU (hbert_plot, on the CPU, may have it)")
+        raise ConfigError(
+            "quantization int8 is for CPUs; leave it out on a GPU (a look-up stage on the CPU may have it)"
+        )
     if not (torch.cpu._is_vnni_supported() if has_vnni is None else has_vnni):
         raise ConfigError("quantization int8 wants a CPU with AVX-512 VNNI; leave it out on this one")
     if not hasattr(torch.ops.onednn, "qlinear_pointwise"):
@@ -140,25 +142,25 @@ def check_int8(device: torch.device, *, has_vnni: bool | None = None) -> None:
 
 
 def channels_apart(ranges: Ranges) -> list[int]:
-    """The largest APART of the inner channels, where one is more than FAR times as large as the rest; or none."""
+    """Return the APART largest inner channels, if the largest is more than FAR times as large as the rest; else none."""
     if len(ranges.inner) <= APART:
         return []
     largest = ranges.inner.topk(APART + 1)
     if float(largest.values[0]) <= FAR * float(largest.values[-1]):
         return []
-    found: list[int] = largest.indices[:-1].tolist()
-    return found
+    channels: list[int] = largest.indices[:-1].tolist()
+    return channels
 
 
 def widest_inner(ranges: Ranges) -> float:
-    """Of the inner channels that are not apart; beyond MARGIN times this a value is clipped."""
+    """Return the range of the inner channels that are not apart; values beyond MARGIN times this range are clipped."""
     others = ranges.inner.clone()
     others[channels_apart(ranges)] = 0
     return max(float(others.max()), LEAST_INNER)
 
 
 def quantise_layer(layer: nn.Module, ranges: Ranges) -> Int8Layer:
-    """A TransformerLayer in fp32."""
+    """Quantise a TransformerLayer in fp32."""
     assert isinstance(layer, TransformerLayer)
     return Int8Layer(
         _token_linear(layer.qkv, ranges.attention),
@@ -168,7 +170,7 @@ def quantise_layer(layer: nn.Module, ranges: Ranges) -> Int8Layer:
 
 
 def quantise_half(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
-    """The feed-forward half of a TransformerLayer in fp32."""
+    """Quantise the feed-forward half of a TransformerLayer in fp32."""
     assert isinstance(layer, TransformerLayer)
     apart = channels_apart(ranges)
     stays = torch.ones(len(ranges.inner))
@@ -181,7 +183,7 @@ def quantise_half(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
 
 
 def quantise_static(weight: Tensor, bias: Tensor, channels: Tensor) -> Int8StaticLinear:
-    """A product whose inputs are no larger than `channels` `[in]`, and a margin."""
+    """Quantise a product whose inputs have the ranges `channels` `[in]`, with a margin."""
     weight = weight.detach()
     largest = (MARGIN * channels).clamp(min=LEAST_RANGE)
     smooth = _smooth(largest, weight)
@@ -190,12 +192,12 @@ def quantise_static(weight: Tensor, bias: Tensor, channels: Tensor) -> Int8Stati
 
 
 def _smooth(largest: Tensor, weight: Tensor) -> Tensor:
-    """What each input is divided by and its weights are multiplied with: `[in]`."""
+    """Return the factors `[in]` by which inputs are divided and their weights multiplied."""
     return (largest / weight.abs().amax(0).clamp(min=1e-5)).sqrt()
 
 
 def _codes(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights in int8, and the scale of each output."""
+    """Return the weights in int8, and the scale of each output."""
     scales = weight.abs().amax(1).clamp(min=1e-8) / LARGEST
     return (weight / scales[:, None]).round().to(torch.int8), scales
 

@@ -1,22 +1,22 @@
-"""What goes into the products of a base's upper layers, or of lower ones: the ranges that `hplm.engine.kernels.int8` needs."""
+"""Measuring the inputs of layers' products: the ranges that `hplm.engine.kernels.int8` needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hplm.core.text import TextOrPair
 from hplm.engine.kernels.int8 import Ranges
 from hplm.models.base import Base
-from hplm.models.layers import UpperLayers, WindowEncoder, merge_windows
-from hplm.plot.windows import windows
+from hplm.models.layers import UpperLayers
+from hplm.models.lower import LowerEncoder, merged_texts
 
-# Beside strings of any of the vocabulary's tokens, for bases of other languages.
+# Sample texts. For bases of other languages, strings of random tokens of the vocabulary are measured beside them.
 TEXTS = (
     "The council voted 7 to 2 on Tuesday to repair the old bridge before winter.",
     "A moving, beautifully acted film that never quite earns its final scene.",
@@ -45,60 +45,48 @@ TEXTS = (
 )
 FEED_FORWARD = ("ffn_in", "ffn_out")
 PRODUCTS = ("qkv", "attention_out", *FEED_FORWARD)
+# Number of random strings, and their length in tokens.
 STRINGS, STRING_TOKENS = 24, 32
-# Texts and strings as long as a base reads, for the positions that lie behind a sentence.
+# Number of texts, and of strings, as long as a base reads: they reach the positions behind a sentence.
 LONG = 2
-# With MiniLM 64 to 2,730 of them move vectors equally far (by hand); a domain's first request waits for them.
-WINDOWS = 256
 
 
-def measure_ranges(base: Base, upper: UpperLayers) -> list[Ranges]:
-    """Ranges of each upper layer, `upper` of no tenant and on the CPU, on TEXTS, pairs of them and strings of random tokens.
+def measure_ranges(base: Base, lower: LowerEncoder, upper: UpperLayers) -> list[Ranges]:
+    """Measure the ranges of each upper layer without adapters, on the CPU: on sample texts, pairs of them and random strings.
 
-    In float32 wherever bfloat16 is faster too: from start to start the same, whatever is tried there.
+    `lower` is the base's lower encoder. All is computed in float32, even if bfloat16 is faster, so that every start measures
+    the same ranges.
     """
-    ids = _token_ids(base)
-    lengths = [len(one) for one in ids]
-    config = base.config
-    grams, exists = windows(np.concatenate(ids), lengths, config.window, config.pad_id)
+    ids = sample_token_ids(base)
+    lengths = [len(text) for text in ids]
     with torch.inference_mode():
-        merged = merge_windows(base.load_lower()(torch.from_numpy(grams)), torch.from_numpy(exists))
-    return _ranges_of(upper, lambda: upper(merged, lengths))
+        merged = merged_texts(lower, np.concatenate(ids), lengths)
+    return ranges_of(upper.layers, lambda: upper(merged, lengths))
 
 
-def measure_window_ranges(base: Base, lower: WindowEncoder) -> list[Ranges]:
-    """Ranges of each layer of `lower`, the base's or a domain's, on the CPU: on WINDOWS n-grams of the texts and strings."""
-    ids = _token_ids(base)
-    config = base.config
-    grams, _ = windows(np.concatenate(ids), [len(one) for one in ids], config.window, config.pad_id)
-    unique = np.unique(grams, axis=0)
-    some = np.random.default_rng(0).permutation(len(unique))[:WINDOWS]
-    return _ranges_of(lower, lambda: lower(torch.from_numpy(unique[some])))
+def ranges_of(layers: Sequence[nn.Module] | nn.ModuleList, run: Callable[[], object]) -> list[Ranges]:
+    """Measure the ranges of each of `layers`, TransformerLayers, while `run` runs them."""
+    # Only the largest values are kept: whole inputs would be as large as a batch of each layer.
+    largest: dict[int, Tensor] = {}
 
+    def see(number: int, inputs: Tensor) -> None:
+        tokens = inputs.flatten(0, -2)
+        largest[number] = torch.stack((tokens.abs().amax(0), tokens.amax(0))).float()
 
-def _ranges_of(encoder: UpperLayers | WindowEncoder, run: Callable[[], object]) -> list[Ranges]:
-    """Ranges of each of its layers while `run` runs it."""
-    # Kept whole the inputs would be as large as a batch of each layer.
-    seen: dict[int, Tensor] = {}
-
-    def see(number: int, given: Tensor) -> None:
-        tokens = given.flatten(0, -2)
-        seen[number] = torch.stack((tokens.abs().amax(0), tokens.amax(0))).float()
-
-    with product_inputs(encoder, PRODUCTS, see), torch.inference_mode():
+    with product_inputs(layers, PRODUCTS, see), torch.inference_mode():
         run()
-    layers = [[seen[first + i] for i in range(len(PRODUCTS))] for first in range(0, len(seen), len(PRODUCTS))]
-    return [Ranges(attention[0], context[0], channels[0], inner[1]) for attention, context, channels, inner in layers]
+    by_layer = [[largest[first + i] for i in range(len(PRODUCTS))] for first in range(0, len(largest), len(PRODUCTS))]
+    return [Ranges(attention[0], context[0], channels[0], inner[1]) for attention, context, channels, inner in by_layer]
 
 
 @contextmanager
 def product_inputs(
-    encoder: UpperLayers | WindowEncoder, names: Sequence[str], see: Callable[[int, Tensor], None]
+    layers: Iterable[nn.Module], names: Sequence[str], see: Callable[[int, Tensor], None]
 ) -> Iterator[None]:
-    """While it lasts, `see` gets what goes into the products of those names: the n of layer i are numbers n i and on."""
-    products = [getattr(layer, name) for layer in encoder.layers for name in names]
+    """Call `see` with a number and the input of each product in `names`. Layer i's numbers begin at i * len(names)."""
+    products = [getattr(layer, name) for layer in layers for name in names]
     hooks = [
-        product.register_forward_pre_hook(lambda _, given, number=number: see(number, given[0]))
+        product.register_forward_pre_hook(lambda _, inputs, number=number: see(number, inputs[0]))
         for number, product in enumerate(products)
     ]
     try:
@@ -108,14 +96,15 @@ def product_inputs(
             hook.remove()
 
 
-def _token_ids(base: Base) -> list[npt.NDArray[np.int64]]:
+def sample_token_ids(base: Base) -> list[npt.NDArray[np.int64]]:
+    """Return token ids of the sample texts, of pairs of them if the tokenizer takes pairs, and of random strings."""
     config = base.config
     encoder = base.load_text_encoder()
     texts: list[TextOrPair] = [*TEXTS, *[" ".join(TEXTS[start:] * 8) for start in range(LONG)]]
     if encoder.takes_pairs:
         texts += zip(TEXTS[::2], TEXTS[1::2], strict=True)
     rng = np.random.default_rng(0)
-    sizes = [min(STRING_TOKENS, config.max_tokens)] * STRINGS + [config.max_tokens] * LONG
-    return [one.ids for one in encoder.encode(texts)] + [
-        rng.integers(0, config.vocab_size, size).astype(np.int64) for size in sizes
+    lengths = [min(STRING_TOKENS, config.max_tokens)] * STRINGS + [config.max_tokens] * LONG
+    return [encoded.ids for encoded in encoder.encode(texts)] + [
+        rng.integers(0, config.vocab_size, length).astype(np.int64) for length in lengths
     ]

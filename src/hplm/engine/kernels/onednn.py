@@ -1,22 +1,22 @@
-"""Products on a CPU through oneDNN with matrices in its own order, and batches of few sizes, which it wants.
+"""Products on a CPU through oneDNN with matrices in its own order, and batches of few sizes, which suit oneDNN.
 
-Handed plain matrices, it or MKL puts them in order again in every call. In its order a product is faster, most with few
-tokens. With AVX-512 it also rounds a token the same whatever number of others goes with it, in bfloat16 and in float32, but for
-bfloat16 with AMX, where it cuts sums over more than some 512 channels by the number of tokens; one token alone it may round
-otherwise in float32, so nothing goes alone.
+With plain matrices, oneDNN or MKL reorders them in every call. In oneDNN's order a product is faster, most with few tokens.
+With AVX-512, oneDNN also rounds a token the same for any number of tokens beside it, in bfloat16 and in float32. There are two
+exceptions. In bfloat16 with AMX it splits sums over more than some 512 channels by the number of tokens. In float32 it may
+round a single token otherwise, so no token is computed alone.
 """
 
-# No `from __future__ import annotations` here: TorchScript compiles `rounded`.
+# No `from __future__ import annotations`, because TorchScript compiles `rounded`.
 
 import torch
 from torch import Tensor
 
 
 def rounded(size: int, step: int = 8) -> int:
-    """A size at least as large, and as `step`, one of few: 32 multiples of `step`, and 16 more for each doubling beyond.
+    """Return `size` rounded up to one of few sizes: 32 multiples of `step`, and 16 more for each doubling beyond.
 
-    oneDNN makes a product ready for its sizes when it first meets them, which takes a millisecond and hundreds of KB, and
-    remembers the last thousand: with batches of any number of tokens that is much time and gigabytes.
+    oneDNN prepares a product at the first call of a size, which takes a millisecond and hundreds of KB. It remembers the last
+    thousand. With batches of any size that would be much time and gigabytes.
     """
     while 32 * step < size:
         step *= 2
@@ -24,7 +24,7 @@ def rounded(size: int, step: int = 8) -> int:
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether matrices there can be put in oneDNN's order."""
+    """Return whether matrices on the device can be put in oneDNN's order."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
@@ -33,6 +33,6 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack_matrix(weight: Tensor) -> Tensor:
-    """`weight` `[out, in]` in oneDNN's order, for `_linear_pointwise` alone."""
+    """Put `weight` `[out, in]` in oneDNN's order, for `_linear_pointwise` alone."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
     return packed

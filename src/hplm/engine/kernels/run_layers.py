@@ -17,29 +17,31 @@ from hplm.engine.kernels.onednn import can_pack, pack_matrix, rounded
 
 
 def pack_matrices(weights: list[list[Tensor]]) -> tuple[list[list[Tensor]], bool]:
-    """Weights of `layer_weights` with matrices in oneDNN's own order where it has one, and whether it has."""
-    # A LayerNorm's: matrices may be in integers, and not here.
+    """Put the matrices of `layer_weights` in oneDNN's order if possible; return the weights, and whether it was possible."""
+    # Device and format are those of a LayerNorm, because int8 matrices are not in `weights`.
     norm = weights[0][4]
     if not can_pack(norm.device, norm.dtype):
         return weights, False
-    return [[pack_matrix(one) if one.dim() == 2 else one for one in layer] for layer in weights], True
+    return [[pack_matrix(part) if part.dim() == 2 else part for part in layer] for layer in weights], True
 
 
 def _of_inner(half: list[Tensor], which: list[int]) -> list[Tensor]:
-    """Those of a feed-forward half's weights that some inner channels have; the second bias is not theirs."""
+    """Return a feed-forward half's weights for some inner channels alone, with a second bias of zeros."""
     first, bias, second, outer_bias = half
     return [first[which], bias[which], second[:, which], torch.zeros_like(outer_bias)]
 
 
 class RunLayers(nn.Module):
-    """The upper layers, with weights, slots' parts and the batch under way inside.
+    """The upper layers, with their weights, the slots' parts and the running batch inside. One batch at a time.
 
-    A tensor that Python holds and nobody else takes the interpreter's lock each time it is lent out and comes back: so a
-    batch is handed in once, by `begin`, and out once, by `end`. Heads that read `[CLS]` read one token of a text: after its
-    attention, the last layer goes on with what is read alone. `weights[i]` are those of upper layer i (see
-    `layer_weights`), `parts` those of AdapterSlots, which it fills in place. `relative` `[heads, L, L]` is what a RelativeBias
-    gives for the longest row. Without `pack` the matrices stay where they are, for whoever fills them anew. `int8` has each
-    layer's matrices in integers, which then are not used of `weights`, but for inner channels apart. One batch at a time.
+    A tensor that Python holds takes the interpreter's lock each time it is passed in or out. So a batch comes in once, by
+    `begin`, and leaves once, by `end`. Heads that read `[CLS]` read one token of a text: after its attention, the last layer
+    computes only the tokens that heads read.
+
+    `weights[i]` are those of upper layer i (see `layer_weights`). `parts` are those of AdapterSlots, which fills them in place.
+    `relative` `[heads, L, L]` are a RelativeBias's scores for the longest row. Without `pack` the matrices keep their memory,
+    for callers that refill it. `int8` has each layer's matrices in int8. Of `weights` then only channels computed apart are
+    used.
     """
 
     packed: Final[bool]
@@ -126,33 +128,33 @@ class RunLayers(nn.Module):
         read: Tensor | None,
         at_attention_of_read: AdapterPlan,
     ) -> None:
-        """Take a batch: `hidden` `[N, H]`. See `Attention` for what the others are; a plan for each place of adapters.
+        """Take a batch: `hidden` `[N, H]`, an `Attention`'s fields, and an adapter plan for each place.
 
-        `read`: those of the N tokens that heads read, int64, and the plan for them; None where all are read.
+        `read` has the places of the tokens that heads read, int64, with the plan for them; None if heads read all tokens.
         """
         self.size = hidden.size(0)
-        more = self._fillers(self.size)
-        self.hidden = F.pad(hidden, [0, 0, 0, more]) if more > 0 else hidden
+        fillers = self._fillers(self.size)
+        self.hidden = F.pad(hidden, [0, 0, 0, fillers]) if fillers > 0 else hidden
         self.counts = counts
         self.lengths = lengths
         self.mask = mask
         if self.attends_at_once and mask is None:
             self.ends = ends_of(counts, lengths, hidden.device)
             self.longest = max(lengths) if len(lengths) > 0 else 0
-        self.at_input = with_fillers(at_input, more)
-        self.at_attention = with_fillers(at_attention, more)
+        self.at_input = with_fillers(at_input, fillers)
+        self.at_attention = with_fillers(at_attention, fillers)
         self.read = None
         if read is not None:
             self.size = read.size(0)
-            more = self._fillers(self.size)
-            self.read = F.pad(read, [0, more]) if more > 0 else read
-        self.at_attention_of_read = with_fillers(at_attention_of_read, more)
+            fillers = self._fillers(self.size)
+            self.read = F.pad(read, [0, fillers]) if fillers > 0 else read
+        self.at_attention_of_read = with_fillers(at_attention_of_read, fillers)
 
     def _fillers(self, size: int) -> int:
         return rounded(size) - size if self.packed else 0
 
     def forward(self, first: int, last: int) -> None:
-        """Layers `first` to before `last`."""
+        """Compute layers `first` to before `last`."""
         for layer in range(first, last):
             self._layer(layer)
 
@@ -184,7 +186,7 @@ class RunLayers(nn.Module):
         self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
 
     def _attend(self, qkv: Tensor) -> Tensor:
-        """Rows of each length in one call: `qkv` `[N, 3 * H]` -> `[N, H]`."""
+        """Compute attention, one call for each length of rows: `qkv` `[N, 3 * H]` -> `[N, H]`."""
         size = qkv.size(1) // 3
         context = torch.empty([qkv.size(0), size], dtype=qkv.dtype, device=qkv.device)
         start = 0
@@ -196,17 +198,17 @@ class RunLayers(nn.Module):
             run = rows.view(self.counts[i], self.lengths[i], 3, self.num_heads, size // self.num_heads).permute(
                 2, 0, 3, 1, 4
             )
-            found = F.scaled_dot_product_attention(
+            attended = F.scaled_dot_product_attention(
                 run[0], run[1], run[2], attn_mask=self._mask(self.lengths[i], rows.dtype)
             )
-            context[start:end] = found.transpose(1, 2).reshape(end - start, size)
+            context[start:end] = attended.transpose(1, 2).reshape(end - start, size)
             start = end
-        # What nobody reads must be numbers all the same.
+        # Fillers must be numbers too, although no text reads them.
         context[start:] = 0
         return context
 
     def _mask(self, length: int, dtype: torch.dtype) -> Tensor | None:
-        """What is added to the scores of rows of `length`, in `dtype`, or which of them count."""
+        """Return the mask of rows of `length`: scores to add, in `dtype`, or which scores count."""
         mask = self.mask
         relative = self.relative
         if relative is None:
@@ -215,7 +217,7 @@ class RunLayers(nn.Module):
         return bias if mask is None else bias.masked_fill(mask.logical_not(), float("-inf"))
 
     def _feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """What of the half is in floats."""
+        """Compute the feed-forward half in floats; with int8, only its channels apart."""
         weights = self.weights[layer]
         return self._linear(self._linear_gelu(hidden, weights[6], weights[7]), weights[8], weights[9])
 
@@ -229,26 +231,26 @@ class RunLayers(nn.Module):
             return torch.ops.mkldnn._linear_pointwise(tokens, weight, bias, "gelu", [], "none")
         return F.gelu(F.linear(tokens, weight, bias))
 
-    def _int8_by_token(self, given: list[Tensor], tokens: Tensor) -> Tensor:
-        """`[N, in]` -> fp32 `[N, out]`, `given` by `Int8TokenLinear.packed`. Slow twin: `reference.int8_by_token`."""
-        scaled = tokens.float() * given[0]
-        most = scaled.abs().amax(1, keepdim=True).clamp_(min=self.least_token)
-        codes = cut_off(scaled.div_(most).mul_(self.largest).add_(self.rounding))
-        found = product(codes, 1.0, self.input_zero, given[2:], torch.float32)
-        return found.mul_(most).add_(given[1])
+    def _int8_by_token(self, linear: list[Tensor], tokens: Tensor) -> Tensor:
+        """Compute an Int8TokenLinear, packed: `[N, in]` -> fp32 `[N, out]`. The slow twin is `reference.int8_by_token`."""
+        scaled = tokens.float() * linear[0]
+        magnitudes = scaled.abs().amax(1, keepdim=True).clamp_(min=self.least_token)
+        codes = cut_off(scaled.div_(magnitudes).mul_(self.largest).add_(self.rounding))
+        outputs = product(codes, 1.0, self.input_zero, linear[2:], torch.float32)
+        return outputs.mul_(magnitudes).add_(linear[1])
 
     def _int8_feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
-        """The slow twin is `hplm.engine.reference.int8_feed_forward`."""
-        given = self.int8_tensors[layer]
+        """Compute a feed-forward half in int8. The slow twin is `hplm.engine.reference.int8_feed_forward`."""
+        half = self.int8_tensors[layer]
         input_scale, inner_scale, inner_zero = self.int8_scales[layer]
-        codes = static_codes(hidden, given[0], self.rounding)
-        inner = gelu_codes(codes, input_scale, self.input_zero, given[1:5], inner_scale, inner_zero)
-        outer = product(inner, inner_scale, inner_zero, given[5:], hidden.dtype)
+        codes = static_codes(hidden, half[0], self.rounding)
+        inner = gelu_codes(codes, input_scale, self.input_zero, half[1:5], inner_scale, inner_zero)
+        outer = product(inner, inner_scale, inner_zero, half[5:], hidden.dtype)
         return outer.add_(self._feed_forward(layer, hidden)) if self.are_apart[layer] else outer
 
     @torch.jit.export
     def end(self) -> Tensor:
-        """The batch after all layers, `[N, H]`, or of `read` `[R, H]`; nothing of it is kept."""
+        """Return the batch after all layers, `[N, H]`, or its `read` tokens `[R, H]`, and keep no tensor of it."""
         hidden = self.hidden[: self.size]
         self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged, None, self.unchanged)
         return hidden

@@ -1,13 +1,13 @@
-"""How code that threads share runs without Python's interpreter lock: as TorchScript.
+"""TorchScript: how hot code runs without Python's interpreter lock.
 
-A serving stub has threads that read, load and answer beside the one that computes. Each operation of torch lets go of the
-lock and has to get it back, behind whatever another thread is doing: two hundred operations a layer made a busy server's
-layer take two to four times as long as alone. TorchScript runs a whole function under one release of the lock. It is
-deprecated, but what replaces it wants a C++ compiler where the server runs.
+A serving stub has threads that read, load and answer beside the computing thread. Each operation of torch releases the lock and
+must take it again, after other threads' work. Two hundred operations a layer made a busy server's layer take two to four times
+as long as alone. TorchScript runs a whole function under one release of the lock. It is deprecated, but its successor needs a
+C++ compiler on the server's machine.
 
-`run_layers` has the upper layers, `run_windows` the lower ones, `adapt` the adapters, `attend` attention that all rows share,
-`slot_fill` how slots are filled. What is scripted has no `from __future__ import annotations`: TorchScript reads the types of
-attributes, not their names.
+Scripted are upper layers (`run_layers`), lower layers (`hplm.engine.windows.run_windows`), adapters (`adapt`), attention
+(`attention`) and filling adapter slots (`hplm.engine.slot_fill`). These modules have no `from __future__ import annotations`,
+because TorchScript reads the types of attributes, not their names.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from torch import nn
 
 
 def scripted(code: nn.Module | Callable[..., object]) -> Any:
-    """The module or function in TorchScript."""
+    """Compile a module or function to TorchScript."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(code)

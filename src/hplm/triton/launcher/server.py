@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, SERVING, names
 from hplm.errors import StartError, TritonEndedError
 from hplm.runtime.local_http import LOCAL_HTTP
 from hplm.runtime.process import file_limits
@@ -34,15 +35,10 @@ from hplm.triton.workarounds.late_finalize import tell_stages
 from hplm.triton.workarounds.shell_paths import check_path, is_safe
 from hplm.triton.workarounds.surviving_stubs import start_reaper
 
-STAGES = ("hbert_plot", "hbert_upper")
-ROLES = (*STAGES, "hbert")
-# Only in repositories that are managed while they serve.
-MANAGER_ROLES = ("manager", "manager_watch")
-
 
 def roles_of(repository: Path) -> tuple[str, ...]:
     """Return the models of a repository of hplm, in the order to load them."""
-    return (*ROLES, *(role for role in MANAGER_ROLES if (repository / role).is_dir()))
+    return (*names(SERVING), *(name for name in names(MANAGING) if (repository / name).is_dir()))
 
 
 # Seconds for killed stubs to end.
@@ -230,7 +226,7 @@ class TritonServer:
         try:
             if not self.has_ended:
                 tell_stages(self.process.pid)
-                stages = {*STAGES}.intersection(self._models)
+                stages = {LOOK_UP.name, ENCODE.name}.intersection(self._models)
                 # The models that use the stages go first.
                 groups = ({*self._models} - stages, stages)
                 is_empty = idle_connections.unload(self.ports.http_url, groups, until_s - timeout_s / 2)

@@ -1,4 +1,4 @@
-"""Conversion: reading a model, and that training it helps and can be interrupted."""
+"""Conversion: a model is read, training brings the base closer to it, and an interrupted training resumes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 from transformers import AutoModel, BertModel, MPNetModel
 
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ConfigError, DataError
 from hplm.models import base as bases
 from hplm.models.layers import packed_attention
@@ -29,7 +30,7 @@ from tests import tiny
 
 
 def save_model(path: Path, kind: type[BertModel] | type[MPNetModel]) -> Path:
-    """A model of random weights in Hugging Face form."""
+    """Save a model of random weights in Hugging Face form."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
     shape |= {"vocab_size": tiny.tokenizer().get_vocab_size(), "max_position_embeddings": 64}
@@ -50,7 +51,7 @@ def any_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where an interrupted conversion stands."""
+    """Keep checkpoints of interrupted conversions in the test's folder."""
     monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
 
 
@@ -81,7 +82,7 @@ def test_our_layers_compute_what_transformers_computes(any_folder: Path) -> None
 
 def test_a_window_of_a_model_with_relative_positions_sees_them(tmp_path: Path) -> None:
     config = replace(tiny.config(), relative_buckets=8)
-    lower = tiny.make_base(Store(tmp_path), config).load_lower()
+    lower = load_lower(tiny.make_base(Store(tmp_path), config))
     windows = torch.randint(5, 40, (6, 3))
     assert lower.relative is not None
     attend = packed_attention(config.num_heads, [3] * 6, lower.relative)
@@ -137,7 +138,7 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
     with pytest.raises(KeyboardInterrupt):
         trained(Interrupted(disable=True), tmp_path / "cut.pt")
     resumed = trained(rest, tmp_path / "cut.pt")
-    # What was kept after three steps is not done again.
+    # The three steps in the checkpoint are not repeated.
     assert rest.steps == steps.steps - 3
     for name, value in whole.items():
         torch.testing.assert_close(resumed[name], value, atol=1e-4, rtol=1e-3)
@@ -215,7 +216,7 @@ def converted(
     progress: Progress | None = None,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """What a short conversion of the model in `folder` reports, which is published as `name`."""
+    """Convert the model in `folder` shortly, publish it as `name`, and return the record."""
     corpus = store.root.parent / "corpus.txt"
     corpus.write_text("\n".join(tiny.sentences(3000)))
     report = base_builder.convert_base(
@@ -242,7 +243,7 @@ def test_a_conversion_goes_on_from_another_base(folder: Path, store: Store) -> N
     small = bases.load(store.base("small"))
     longer = converted(store, folder, "longer", start=small)
     assert longer["started_from"] == small.fingerprint
-    # As far as float16 holds weights.
+    # Within the precision of float16.
     assert longer["before"]["relative"] == pytest.approx(first["after"]["relative"], rel=0.01)
     assert longer["after"]["relative"] < longer["before"]["relative"]
     with pytest.raises(ConfigError, match="base small has another shape"):
@@ -310,7 +311,7 @@ def test_the_shipped_base_is_put_in_place_again_but_never_in_that_of_another(
 def test_a_conversion_that_could_not_be_saved_is_not_trained_again(folder: Path, store: Store, tmp_path: Path) -> None:
     whole, again = Counting(disable=True), Counting(disable=True)
     store.root.mkdir()
-    (store.root / "bases").touch()  # as good as a disk that takes nothing
+    (store.root / "bases").touch()  # stands for a disk without space
     with pytest.raises(OSError, match="bases"):
         converted(store, folder, "small", progress=whole)
     assert any((tmp_path / "cache" / "work").iterdir())
@@ -334,7 +335,7 @@ def test_a_base_converted_from_a_folder_is_published_with_its_distances(
     made = bases.load(store.base("small"))
     assert (made.config.window, made.config.window_layers, made.config.upper_layers) == (2, 3, 2)
     assert conversion["after"]["relative"] > 0
-    made.load_lower()
+    load_lower(made)
     made.load_upper()
     base_builder.ship(store, "small", tmp_path / "shipped")
     shipped = load_file(tmp_path / "shipped" / "converted.safetensors")

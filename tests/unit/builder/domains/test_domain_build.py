@@ -26,7 +26,8 @@ from typer.testing import CliRunner
 
 from hplm.engine import lower_layers as lowers
 from hplm.engine import reference
-from hplm.engine.open_domain import OpenDomain, compute_windows, open_lineage
+from hplm.engine.lower_layers import load_lower
+from hplm.engine.open_domain import OpenDomain, compute_ngrams, open_lineage
 from hplm.errors import (
     ConfigError,
     CorpusTooSmallError,
@@ -41,6 +42,7 @@ from hplm.errors import (
 )
 from hplm.models import base as bases
 from hplm.models.base import Base
+from hplm.models.lower import LowerEncoder
 from hplm.plot import table
 from hplm.registry.registry import Registry
 from hplm.reporting.progress import silent
@@ -57,7 +59,7 @@ ROOT = "plots/general"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A base and its root alone."""
+    """A base with its root alone."""
     made = Store(tmp_path_factory.mktemp("domains") / "store")
     tiny.make_base(made, tiny.config())
     build_plot(made, "tiny", "general", tiny.sentences(50), 30.0, Progress(disable=True), dtype="float32")
@@ -84,7 +86,7 @@ def medical(store: Store, corpus: Path) -> str:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Files below a folder, by their digests."""
+    """Return the digests of the files below a folder."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -92,9 +94,9 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def perturbed(base: Base, seed: int) -> domain_build.WindowEncoder:
-    """Lower layers unlike the base's, without training."""
-    lower = base.load_lower()
+def perturbed(base: Base, seed: int) -> LowerEncoder:
+    """Return a lower encoder unlike the base's, without training."""
+    lower = load_lower(base)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in lower.named_parameters():
@@ -104,7 +106,7 @@ def perturbed(base: Base, seed: int) -> domain_build.WindowEncoder:
 
 
 def grow(store: Store, base: Base, depth: int, per_level: int = 40) -> list[str]:
-    """A lineage of `depth` versions over random n-grams of few tokens, so that levels overlap; youngest first."""
+    """Publish a lineage of `depth` versions, youngest first, over random n-grams of few tokens, so that levels overlap."""
     lineage = [ROOT]
     for level in range(1, depth):
         rng = np.random.default_rng(level)
@@ -116,7 +118,7 @@ def grow(store: Store, base: Base, depth: int, per_level: int = 40) -> list[str]
 
 
 def texts_for(base: Base, seed: int) -> list[np.ndarray]:
-    """Half of the tokens that the branches know, half of any."""
+    """Return token ids, half of them from the branches' tokens, half random."""
     rng = np.random.default_rng(seed)
     return [rng.integers(5, high, rng.integers(1, 30)) for high in (10, base.config.vocab_size, 10, 12)]
 
@@ -131,7 +133,7 @@ def test_a_lookup_over_any_depth_equals_the_dictionary_reference(tmp_path: Path,
     lineage = grow(store, base, depth)
     lookup = open_lineage(store, base, lineage, miss=miss, overlay_windows=16, dtype=torch.float32)
     levels, lower = reference.lineage(store, base, lineage, miss)
-    for seed in range(3):  # again and again: tables, overlay and fresh windows must agree
+    for seed in range(3):  # repeated, because tables, overlay and freshly computed n-grams must agree
         for ids in texts_for(base, seed):
             wanted = reference.merged(ids.tolist(), base.config, levels, lower).numpy()
             np.testing.assert_allclose(lookup.hidden_states(ids, [len(ids)]), wanted, atol=4e-3, rtol=4e-3)
@@ -155,14 +157,14 @@ def test_a_window_is_answered_by_the_branch_then_its_parent_then_the_root_then_t
     for gram, level in ((in_both, "d2"), (in_parent, "d1"), (in_root, "root"), (nowhere, "unigram")):
         lookup.windows_by_level.clear()
         lookup.hidden_states(np.array(gram), [3])
-        # The windows at both ends are others; that of the middle token is the one asked for.
+        # The n-gram of the middle token is the tested one; both edge tokens have other n-grams.
         assert lookup.windows_by_level[level] >= 1
     np.testing.assert_array_equal(lookup.vectors(np.array([in_both, in_parent]))[0], branch[in_both])
     np.testing.assert_array_equal(lookup.vectors(np.array([in_both, in_parent]))[1], parent[in_parent])
     np.testing.assert_array_equal(lookup.vectors(np.array([in_root]))[0], root[in_root])
     computing.hidden_states(np.array(nowhere), [3])
     youngest = lowers.load(store.root / lineage[0] / "lower", base)
-    wanted = compute_windows(youngest, np.array([nowhere]), torch.float32)
+    wanted = compute_ngrams(youngest, np.array([nowhere]), torch.float32)
     np.testing.assert_allclose(computing.vectors(np.array([nowhere])), wanted, atol=2e-3, rtol=2e-3)
 
 
@@ -175,7 +177,8 @@ def test_windows_of_a_domain_that_is_called_like_a_level_are_counted_apart(
     domain_build.publish(branch, base, perturbed(base, 1), known[None], {})
     for miss in ("compute", "backoff"):
         lookup = open_lineage(store, base, [branch, ROOT], miss=miss)
-        for text in (known, unknown, unknown):  # the last again: remembered where it was computed
+        # The last one is repeated, because the overlay remembers it if it was computed.
+        for text in (known, unknown, unknown):
             lookup.hidden_states(text, [3])
         assert lookup.windows_by_level[f"domain:{name}"] == 1
         assert sum(lookup.windows_by_level.values()) == 9
@@ -198,7 +201,7 @@ def test_what_one_domain_computed_on_a_miss_is_never_given_to_another(store: Sto
 
 
 def test_domains_may_share_one_copy_of_the_word_embeddings(store: Store, base: Base, medical: str) -> None:
-    lower = base.load_lower()
+    lower = load_lower(base)
     found = [lowers.of_lineage(store, base, lineage, base_lower=lower) for lineage in ([ROOT], [medical, ROOT])]
     assert all(one.word_embeddings is lower.word_embeddings for one in found)
     ids = np.arange(40, 60)
@@ -228,8 +231,8 @@ def test_a_branch_holds_what_its_lower_layers_compute(store: Store, base: Base, 
     grams = np.array(list(reference.level(branch)))
     lower = lowers.load(store.root / medical / "lower", base)
     dtype = domain_build.choose_dtype("auto", torch.device("cpu"))
-    np.testing.assert_allclose(branch.values, compute_windows(lower, grams, dtype), atol=2e-2, rtol=2e-2)
-    before = compute_windows(base.load_lower(), grams, dtype)
+    np.testing.assert_allclose(branch.values, compute_ngrams(lower, grams, dtype), atol=2e-2, rtol=2e-2)
+    before = compute_ngrams(load_lower(base), grams, dtype)
     assert np.abs(branch.values - before).max() > 0.1
 
 
@@ -255,7 +258,7 @@ def test_an_update_keeps_the_n_grams_of_the_version_before_computed_anew(
     assert len(kept) < len(new.keys) == about["rows"] == plan["rows"]
     lower = lowers.load(folder / "lower", base)
     dtype = domain_build.choose_dtype("auto", torch.device("cpu"))
-    np.testing.assert_allclose(new.values, compute_windows(lower, new.ngrams(), dtype), atol=2e-2, rtol=2e-2)
+    np.testing.assert_allclose(new.values, compute_ngrams(lower, new.ngrams(), dtype), atol=2e-2, rtol=2e-2)
     assert max(progress for _, progress in told) == pytest.approx(1)
 
 
@@ -303,7 +306,7 @@ def test_a_child_starts_from_its_parents_lower_layers(
     )
     for name, value in child.items():
         torch.testing.assert_close(value, parent[name], atol=1e-3, rtol=1e-3)
-    assert not torch.equal(child["layers.0.qkv.weight"], base.load_lower().state_dict()["layers.0.qkv.weight"])
+    assert not torch.equal(child["layers.0.qkv.weight"], load_lower(base).state_dict()["layers.0.qkv.weight"])
 
 
 def test_one_seed_gives_the_same_bytes(store: Store, corpus: Path, medical: str, tmp_path: Path) -> None:
@@ -312,7 +315,7 @@ def test_one_seed_gives_the_same_bytes(store: Store, corpus: Path, medical: str,
 
 
 class Ending:
-    """A Report that raises at the first word of a step."""
+    """A progress callback that raises at the first call of a step."""
 
     def __init__(self, step: str, error: HplmError) -> None:
         self._step, self._error = step, error
@@ -337,7 +340,7 @@ def test_a_cancelled_job_leaves_nothing_behind(store: Store, corpus: Path, tmp_p
 
 
 class Seen:
-    """A Report that remembers whether training was reported."""
+    """A progress callback that remembers whether training was reported."""
 
     def __init__(self) -> None:
         self.trained = False
@@ -360,7 +363,7 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(
     build_domain(*(store, "tiny", [ROOT], folder, corpus, SETTINGS), resumed, work=work)
     assert resumed.trained == (step == "further pretrain")
     assert contents(folder) == contents(store.root / medical)
-    # Killed before it was published: nothing is trained again.
+    # Killed before publishing: the training is not repeated.
     build_domain(*(store, "tiny", [ROOT], folder, corpus, SETTINGS), again, work=work)
     assert not again.trained
     assert contents(folder) == contents(store.root / medical)
@@ -386,7 +389,7 @@ def test_a_job_goes_on_where_only_what_training_does_not_depend_on_is_asked_othe
 @pytest.mark.parametrize(
     ("name", "data", "error", "words"),
     [
-        ("a.txt", b"\xff\xfe", DataError, "line 1 is not UTF-8"),
+        ("a.txt", b"caf\xe9", DataError, "line 1 is not UTF-8"),
         ("a.txt", b"x" * 1_000_001, DataError, "line 1: more than 1,000,000 bytes without an end"),
         ("a.txt", b"", DataError, "holds no text"),
         ("a.txt.gz", gzip.compress(b"cat\n" * 1_000_000), DataError, "more than the 100,000 bytes"),
@@ -423,7 +426,7 @@ def test_an_estimate_says_what_it_would_cost_and_writes_nothing(
     store: Store, base: Base, corpus: Path, medical: str
 ) -> None:
     before = contents(store.root)
-    # The first measurement takes long, and so does the second, in which the machine had other work.
+    # The first measurement takes long. The second one does too, as if the machine had other work.
     steps_s = [0.0, 90, 90, 0, 0.3, 0.3, 0, 0.1, 0.1, 0, 0.1, 0.1]
     ticks = itertools.accumulate(steps_s)
     plan = estimate_domain(store, "tiny", [ROOT], corpus, SETTINGS, silent, clock=lambda: next(ticks))
@@ -431,9 +434,9 @@ def test_an_estimate_says_what_it_would_cost_and_writes_nothing(
     real = store.root / medical
     assert plan["rows"] == len(table.load(real / "branch", fingerprint=base.fingerprint).keys)
     written = sum((real / path).stat().st_size for path in ("branch/keys.u64", "branch/values.f16"))
-    header = 4096  # of a safetensors file
+    header = 4096  # bytes of a safetensors file's header
     assert 0 <= written + (real / "lower" / lowers.WEIGHTS).stat().st_size - plan["bytes"] < header
-    # By that clock 128 tokens take a tenth of a second, and so do the windows of a sample that is the whole branch.
+    # By that clock 128 tokens take a tenth of a second. So do the n-grams of the sample, which is the whole branch.
     assert plan["estimated_s"] == pytest.approx(0.1 * (30 * 128 + 5 * 128 / 3) / 128, rel=0.5)
 
 
@@ -445,7 +448,7 @@ def test_lower_layers_of_another_base_or_damaged_or_missing_ones_are_refused(
         lowers.load(store.root / medical / "lower", other)
     with pytest.raises(MissingArtifactError):
         open_lineage(store, base, [tmp_path, ROOT])
-    lowers.save(tmp_path / "lower", base, base.load_lower(), {})
+    lowers.save(tmp_path / "lower", base, load_lower(base), {})
     tiny.flip_last_byte(tmp_path / "lower" / lowers.WEIGHTS)
     with pytest.raises(CorruptArtifactError, match="checksum"):
         lowers.load(tmp_path / "lower", base)
@@ -467,17 +470,20 @@ def test_files_that_cannot_be_opened_for_a_moment_are_not_called_damaged(
 
 def test_a_full_disk_is_an_os_error_and_leaves_nothing_behind(store: Store, base: Base, tmp_path: Path) -> None:
     grams = np.array(list(itertools.product(range(10, 20), repeat=3)))
-    for most_bytes in (1_000, 110_000):  # too little for the lower layers, and for the table after them
+    for most_bytes in (
+        1_000,
+        110_000,
+    ):  # bytes too few for the lower layers, and bytes too few for the table after them
         refused = pytest.raises(OSError, match=r"File too large|requested and \d+ written")
         with limited(resource.RLIMIT_FSIZE, most_bytes), refused:
-            domain_build.publish(tmp_path / "d" / "1", base, base.load_lower(), grams, {})
+            domain_build.publish(tmp_path / "d" / "1", base, load_lower(base), grams, {})
         assert not contents(tmp_path)
 
 
 def test_training_that_diverges_is_an_error_and_publishes_nothing(corpus: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     shape, base = tiny.config(), tiny.make_base(store, tiny.config())
-    broken = base.load_lower().state_dict()
+    broken = load_lower(base).state_dict()
     broken["gate_bias"].fill_(float("nan"))
     tokenizer = base.tokenizer_path.read_bytes()
     domain_build.bases.save(store.base("tiny"), shape, broken, base.load_upper().state_dict(), tokenizer, {})
@@ -507,17 +513,17 @@ def test_the_command_publishes_version_after_version_and_children(
         assert found.exit_code == 0
 
     run("medical", "--dry-run")
-    # What it would cost is told of the device that it would be built on.
+    # The estimate is for the device that would build the domain.
     with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu'"):
         run("medical", "--dry-run", "--device", "tpu")
     assert not (store.root / "domains").exists()
     run("medical")
     run("medical")
     run("cardiology", "--parent", "medical")
-    # Where it stands already, without being told.
+    # Without --parent an update keeps the domain's parent.
     run("cardiology", "--dry-run")
     run("cardiology")
-    # Before an hour of training.
+    # Refused before an hour of training.
     for more in ([], ["--dry-run"]):
         with pytest.raises(DataError, match="'general' is the root of a tree"):
             run("general", *more)

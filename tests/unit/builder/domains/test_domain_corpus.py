@@ -1,4 +1,4 @@
-"""A domain's corpus made ready to train on, piece by piece, and its n-grams counted."""
+"""Preparing a domain's corpus piece by piece, and counting its n-grams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hplm.core.text import load_tokenizer
 from hplm.errors import CorpusTooSmallError, DataError
 from hplm.models.base import Base
 from hplm.plot import keys
-from hplm.plot.windows import windows
+from hplm.plot.ngrams import text_ngrams
 from hplm.reporting.progress import silent
 from hplm.store.layout import Store
 from tests import tiny
@@ -43,7 +43,7 @@ def test_a_document_longer_than_a_text_may_be_is_read_to_its_end(base: Base) -> 
     words = " ".join(tiny.WORDS * 20)
     found = prepare_corpus([words], base, 0, 0, silent)
     assert found.tokens == len(words.split())
-    assert max(*found.text.lengths, *found.held.lengths) == base.config.max_tokens
+    assert max(*found.text.lengths, *found.held_out.lengths) == base.config.max_tokens
 
 
 def test_tables_and_training_read_a_word_beside_an_emoji_as_serving_does(base: Base) -> None:
@@ -59,7 +59,7 @@ def test_tables_and_training_read_a_word_beside_an_emoji_as_serving_does(base: B
 
 
 def test_a_root_counts_a_text_without_ends_of_sentences_to_its_end_too(base: Base) -> None:
-    # As transcripts have it, and every script but ours.
+    # As in transcripts and in non-Latin scripts.
     words = " ".join(tiny.WORDS * 20)
     counted = count_grams([*passages([words], np.random.default_rng(0))], base, Progress(disable=True))
     parts = -(-20 * len(tiny.WORDS) // (base.config.max_tokens - 2))
@@ -75,13 +75,13 @@ def test_however_it_is_cut_into_pieces_a_corpus_is_the_same(base: Base, monkeypa
     assert len(told) > 20
     assert told == sorted(told)
     assert told[-1] == 1.0
-    for one, other in ((whole.text, pieces.text), (whole.held, pieces.held)):
+    for one, other in ((whole.text, pieces.text), (whole.held_out, pieces.held_out)):
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_array_equal(one.lengths, other.lengths)
         assert one.lengths.sum() == len(one.ids)
     np.testing.assert_array_equal(whole.grams.grams, pieces.grams.grams)
-    assert whole.about() == pieces.about()
-    assert whole.held.num_tokens >= 0.05 * (whole.text.num_tokens + whole.held.num_tokens) > 0
+    assert whole.summary() == pieces.summary()
+    assert whole.held_out.num_tokens >= 0.05 * (whole.text.num_tokens + whole.held_out.num_tokens) > 0
 
 
 @pytest.mark.parametrize("packs", [True, False], ids=["keys", "rows"])
@@ -96,9 +96,7 @@ def test_n_grams_are_counted_as_a_plain_counter_does(base: Base, monkeypatch: py
         parts.append((rng.integers(1, 6, sum(lengths)), lengths))
     found = count_packed(parts, base.config)
     plain = Counter(
-        tuple(gram)
-        for ids, lengths in parts
-        for gram in windows(ids, lengths, base.config.window, base.config.pad_id)[0].tolist()
+        tuple(gram) for ids, lengths in parts for gram in text_ngrams(ids, lengths, base.config)[0].tolist()
     )
     wanted = sorted(plain.items(), key=lambda one: (-one[1], one[0]))
     assert [(tuple(gram), int(count)) for gram, count in zip(found.grams.tolist(), found.counts, strict=True)] == wanted

@@ -1,4 +1,4 @@
-"""Masked language modelling through windows."""
+"""Masked language modelling."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.training import PackedText
 from hplm_builder.domains.masked_lm import MaskedLm, MaskedLmSettings, progress_at, train
-from hplm_builder.domains.masking import Vocabulary, mask_tokens, vocabulary
+from hplm_builder.domains.masking import Vocabulary, mask_tokens, read_vocabulary
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ConfigError, DataError, StoppingError
 from hplm.models.base import Base
 from hplm.reporting.progress import silent
@@ -28,11 +29,11 @@ SETTINGS = MaskedLmSettings(total_tokens=40 * 256, warmup_tokens=10 * 256, learn
 
 @pytest.fixture(scope="module")
 def known() -> Vocabulary:
-    return vocabulary(tiny.tokenizer(), tiny.config())
+    return read_vocabulary(tiny.tokenizer(), tiny.config())
 
 
 def chains(count: int, seed: int) -> PackedText:
-    """Texts in which every word says which comes next."""
+    """Return texts in which every word determines the next."""
     tokenizer, rng = tiny.tokenizer(), np.random.default_rng(seed)
     texts = []
     for _ in range(count):
@@ -43,7 +44,7 @@ def chains(count: int, seed: int) -> PackedText:
 
 def model_over(base: Base, text: PackedText, seed: int = 0) -> MaskedLm:
     counts = np.bincount(text.ids, minlength=base.config.vocab_size)
-    return MaskedLm(base.load_lower(), base.load_upper(), counts, seed)
+    return MaskedLm(load_lower(base), base.load_upper(), counts, seed)
 
 
 def weights(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -52,7 +53,7 @@ def weights(module: torch.nn.Module) -> dict[str, Tensor]:
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=800), st.integers(0, 2**31))
 def test_of_the_ordinary_tokens_15_percent_are_chosen_and_of_those_80_10_10(ids: list[int], seed: int) -> None:
-    known = vocabulary(tiny.tokenizer(), tiny.config())
+    known = read_vocabulary(tiny.tokenizer(), tiny.config())
     text = np.array(ids)
     masked = mask_tokens(text, known, np.random.default_rng(seed))
     ordinary = ~np.isin(text, known.special)
@@ -65,7 +66,7 @@ def test_of_the_ordinary_tokens_15_percent_are_chosen_and_of_those_80_10_10(ids:
     now = masked.ids[masked.places]
     hidden = now == known.mask_id
     assert hidden.sum() == round(0.8 * len(now))
-    # A random token may happen to be the one that stood there.
+    # A random token may equal the original one.
     assert (now != masked.targets)[~hidden].sum() <= round(0.9 * len(now)) - round(0.8 * len(now))
     assert not np.isin(now[~hidden], known.special).any()
 
@@ -95,7 +96,7 @@ def test_what_stood_under_a_mask_is_in_no_window(tiny_base: Base, known: Vocabul
 
 def test_a_tokenizer_without_a_mask_is_refused() -> None:
     with pytest.raises(DataError, match=r"tiny knows no \[MASK\]"):
-        vocabulary(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), tiny.config())
+        read_vocabulary(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), tiny.config())
 
 
 def test_training_lowers_the_held_out_loss_and_changes_the_lower_layers_alone(

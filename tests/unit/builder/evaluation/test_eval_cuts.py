@@ -13,6 +13,7 @@ from hplm_builder.evaluation.studies.cuts import CUTS, cut_variants, find_bases
 from hplm_builder.tenants.tenant_build import plot_features
 from typer.testing import CliRunner
 
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lookup
 from hplm.errors import ConfigError, MissingArtifactError
 from tests import tiny
@@ -63,7 +64,7 @@ def test_bases_of_any_n_are_compared_under_their_folders_names(bench: Place) -> 
 def test_features_without_tables_are_those_of_a_look_up_that_computes(bench: Place) -> None:
     encoded = bench.base.load_text_encoder().encode(tiny.sentences(20, seed=4))
     wanted = plot_features(open_lookup(bench.store, bench.base, tiny.PLOT))(encoded)
-    found = computed_features(bench.base.load_lower())(encoded)
+    found = computed_features(load_lower(bench.base))(encoded)
     np.testing.assert_allclose(torch.cat(found).numpy(), torch.cat(wanted).numpy(), atol=0.05, rtol=0.05)
 
 

@@ -25,6 +25,7 @@ from hplm_builder.evaluation.studies.task_corpora import source_by_task, without
 from hplm_builder.tenants.bodies import ConvertedModel, fastest_format
 from typer.testing import CliRunner
 
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ConfigError, DataError
 from hplm.models.base import Base
 from hplm.models.device import computing_in
@@ -56,7 +57,7 @@ def builder_of(
 
 
 def halves_of(base: Base) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    return base.load_lower().state_dict(), base.load_upper().state_dict()
+    return load_lower(base).state_dict(), base.load_upper().state_dict()
 
 
 def changed(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> set[str]:
@@ -180,7 +181,7 @@ def test_corpora_go_to_tasks_in_order_or_to_all(bench: Place) -> None:
 def test_both_halves_over_token_ids_are_the_upper_layers_over_features(bench: Place) -> None:
     encoded = bench.base.load_text_encoder().encode(tiny.sentences(5, seed=3))
     lengths = [len(one.ids) for one in encoded]
-    lower, upper = bench.base.load_lower(), bench.base.load_upper()
+    lower, upper = load_lower(bench.base), bench.base.load_upper()
     features = torch.cat(computed_features(lower)(encoded)).float()
     body = ConvertedModel(lower, upper, ("lower", "higher"))
     ids = torch.from_numpy(np.concatenate([one.ids for one in encoded]))

@@ -15,6 +15,7 @@ from hplm_builder.tenants.prepared import Prepared
 
 from hplm.engine.kernels.int8 import APART
 from hplm.engine.kernels.int8_ranges import measure_ranges
+from hplm.engine.lower_layers import load_lower
 from hplm.models.base import Base
 from hplm.tasks.examples import LabelledText
 from tests import tiny
@@ -57,7 +58,7 @@ def test_values_beyond_the_ranges_are_counted_except_in_separate_inner_channels(
     length = 30
     features = torch.randn(length, tiny_base.config.hidden_size, generator=torch.Generator().manual_seed(0))
     example = Prepared(features.half(), torch.zeros(1), np.zeros((length, 3), np.int32), LabelledText(""))
-    wide = measure_ranges(tiny_base, body.upper)
+    wide = measure_ranges(tiny_base, load_lower(tiny_base), body.upper)
     wide = [replace(one, channels=one.channels * 3, inner=one.inner.clamp(min=1) * 3) for one in wide]
     assert clipped_share(body, wide, [example]) == 0
     # An inner channel has the scale of the widest, even if it was narrow when it was measured.

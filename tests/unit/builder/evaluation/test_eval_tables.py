@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import Tenant
 from hplm.core.text import EncodedText, TextEncoder, TextOrPair
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lineage
 from hplm.errors import ConfigError, HplmError, UnknownTenantError
 from tests import tiny
@@ -94,8 +95,8 @@ def test_windows_of_a_parent_domain_of_any_name_are_hits_but_not_own_hits(
     bench: Place, tmp_path: Path, name: str
 ) -> None:
     grams = np.array([[20, 21, 22]])
-    publish(tmp_path / name / "1", bench.base, bench.base.load_lower(), grams, {})
-    publish(tmp_path / "below" / "1", bench.base, bench.base.load_lower(), grams, {})
+    publish(tmp_path / name / "1", bench.base, load_lower(bench.base), grams, {})
+    publish(tmp_path / "below" / "1", bench.base, load_lower(bench.base), grams, {})
     lineage = [tmp_path / "below" / "1", tmp_path / name / "1", bench.store.table(tiny.PLOT, "root").parent]
     tree = VersionTree(bench.store, bench.base, lineage, tree_of(bench, "medical").counted)
     lookup = tree.open(tmp_path / "table", 0.0, "backoff", [grams[0]])

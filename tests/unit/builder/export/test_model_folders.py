@@ -12,11 +12,11 @@ import pytest
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.export.model_folders import export
 
+from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, SERVING, names
 from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
 from hplm.errors import DataError, MissingArtifactError
 from hplm.store.layout import Store
 from hplm.triton.launcher.backend_folder import share_folder
-from hplm.triton.launcher.server import MANAGER_ROLES, ROLES, STAGES
 
 PLOT = LookupSettings(store="", base="b", table="t", miss="backoff")
 UPPER = EncodeSettings(store="", base="b")
@@ -32,7 +32,7 @@ def store_at(folder: Path, registry: str = "") -> Store:
 
 def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(tmp_path: Path) -> None:
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
-    for role in ROLES:
+    for role in names(SERVING):
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         assert any((tmp_path / "models" / role / "1").iterdir())
     folder = tmp_path / "models" / "hbert_plot" / "1"
@@ -40,7 +40,7 @@ def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
-@pytest.mark.parametrize("role", STAGES)
+@pytest.mark.parametrize("role", [LOOK_UP.name, ENCODE.name])
 def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(role: str) -> None:
     config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
     for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
@@ -110,7 +110,7 @@ def test_kept_settings_are_the_earlier_models_except_given_options(
     assert "count: 1 kind" in pbtxt.read_text()
     exported("--keep-settings", "--no-manager", "--miss", "compute")
     exported("--keep-settings", "--miss", "backoff")
-    assert not any((models / role).exists() for role in MANAGER_ROLES)
+    assert not any((models / role).exists() for role in names(MANAGING))
     exported("--keep-settings", "--manager")
     manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (manager.miss, manager.base) == ("backoff", "mine")
@@ -161,7 +161,7 @@ def test_slots_are_narrowed_only_by_an_explicit_option(
 def test_a_managed_repository_has_both_manager_models_with_their_settings(tmp_path: Path) -> None:
     manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
-    for role in MANAGER_ROLES:
+    for role in names(MANAGING):
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         folder = tmp_path / "models" / role / "1"
         settings = load_settings(ManagerSettings, folder / "settings.json")
@@ -175,7 +175,7 @@ def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) 
     manager = ManagerSettings(store="", base="b", domain="t")
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
-    assert {path.name for path in (tmp_path / "models").iterdir()} == set(ROLES)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == set(names(SERVING))
 
 
 def test_exporting_again_replaces_the_models_and_leaves_no_temporary_files(tmp_path: Path) -> None:

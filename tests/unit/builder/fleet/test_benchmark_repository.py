@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from hplm.adapters.bank_file import BankFile
 from hplm.engine import reference
+from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lookup
 from hplm.errors import ConfigError
 from hplm.models.base import Base
@@ -55,7 +56,7 @@ def test_a_fleet_has_adapters_of_the_given_width(tmp_path: Path, base: Base) -> 
 
 def test_swapping_two_tenants_changes_the_hidden_states(tmp_path: Path, base: Base) -> None:
     bank = open_fleet(tmp_path, base, 2)
-    hidden = reference.merged([2, 10, 11, 12, 3], base.config, [], base.load_lower())
+    hidden = reference.merged([2, 10, 11, 12, 3], base.config, [], load_lower(base))
     first, second = (reference.upper(base.load_upper(), hidden, bank.load(name)) for name in bank.names)
     assert float((first - second).abs().max()) > 0.01
 

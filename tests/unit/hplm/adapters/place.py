@@ -1,4 +1,4 @@
-"""Where the tests of this folder keep tenants."""
+"""A store of tenants for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import tiny
 
 @dataclass(frozen=True)
 class Place:
-    """A bank over a catalog that looks when it is told to, and what it forgot once it was started."""
+    """A bank over a catalog that the test refreshes. `forgotten` are the tenant versions that the catalog dropped."""
 
     catalog: Catalog
     bank: TenantBank
@@ -29,7 +29,7 @@ class Place:
 
 
 def pack_all(store: Store, base: Base) -> Path:
-    """All tenants of the store in a bank file, their folders gone."""
+    """Move all tenants of the store into a bank file."""
     members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
     folder = tiny.make_bank(store, base, members)
     shutil.rmtree(store.root / "tenants")

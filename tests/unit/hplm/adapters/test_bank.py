@@ -1,4 +1,4 @@
-"""Bank files are opened once for all who ask, and none that was let go is kept."""
+"""Bank files are opened once for all requests, and dropped bank files are closed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMES = ("alpha", "beta", "gamma")
 
 
 class Opening:
-    """Bank files that open when they are let, and may fail."""
+    """Bank files that open when the test allows it, and may fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = 0
@@ -40,7 +40,7 @@ class Opening:
         monkeypatch.setattr(banks, "BankFile", self._open)
 
     def asked(self, bank: TenantBank, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-        """Counts who asks for a bank from now on."""
+        """Count the requests for a bank from now on."""
         counted, really = Counter(all=0), bank._bank
 
         def asking(folder: Path, name: str) -> BankFile:
@@ -91,7 +91,7 @@ def test_a_bank_let_go_while_it_is_opened_is_not_kept(
         until(lambda: opening.begun > 0)
         place.bank.drop([key.path])
         opening.may_end.set()
-        # Who asked before is answered.
+        # Earlier requests are answered.
         assert card.result(60).name == "alpha"
         del card
     gc.collect()

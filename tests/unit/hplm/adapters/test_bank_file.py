@@ -1,4 +1,4 @@
-"""Many tenants in one file: packed, checked, given back."""
+"""Many tenants in one file: packed, checked and loaded."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_bank_file_damaged_or_cut_short_after_it_was_opened_refuses_what_it_la
             bank.load(last)
         if len(damaged) > len(whole) - 3:
             assert bank.load(bank.names[0]).card.name == bank.names[0]
-        # What was loaded before is nobody's file any more.
+        # Tenants that were loaded before do not refer to the file.
         np.testing.assert_array_equal(kept.packed.weights, weights)
         np.testing.assert_array_equal(kept.head.weight, head)
     with path.open("r+b") as file:

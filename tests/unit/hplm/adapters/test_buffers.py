@@ -1,4 +1,4 @@
-"""Memory that is given out again: only once nobody refers to it, whichever view of it lives longest."""
+"""Memory that is reused only once no view refers to it."""
 
 from __future__ import annotations
 

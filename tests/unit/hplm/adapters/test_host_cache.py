@@ -1,4 +1,4 @@
-"""The bounded cache between disk and slots."""
+"""The bounded cache between disk and adapter slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots."""
+"""The table of adapter slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots, host cache and the upper stage under several threads: what is served is each tenant's own, always."""
+"""Adapter slots, host cache and encode stage under several threads: every request gets its own tenant's answer."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def base(store: Store) -> Base:
 
 @pytest.fixture(scope="module")
 def fleet(store: Store, base: Base) -> list[Tenant]:
-    """As they come out of the host cache: with a version."""
+    """Return tenants with a version, as the host cache returns them."""
     tiny.name_root(store, base)
     return [replace(member, version="1") for member in tiny.make_fleet(store, base, MEMBERS)]
 
 
 @pytest.fixture(scope="module")
 def mixed(base: Base) -> list[Tenant]:
-    """Tenants of two widths, which have slots of their own each."""
+    """Tenants of two widths, each with slots of its own."""
     return [replace(member, version="1") for member in tiny.fleet_of(base, MEMBERS, factors=(16, 16, 4, 4))]
 
 
@@ -86,7 +86,7 @@ def references(base: Base, fleet: list[Tenant], hidden: list[npt.NDArray[Any]]) 
 
 
 def run_all(*targets: Callable[[], None]) -> None:
-    """In a thread each; fails where one does not end."""
+    """Run functions in a thread each; fail if a thread does not end."""
     failures: list[BaseException] = []
 
     def guarded(target: Callable[[], None]) -> None:
@@ -141,7 +141,7 @@ def test_batches_equal_the_reference_while_other_threads_fill_slots(
         rng = np.random.default_rng(seed)
         while not done.is_set():
             engine.slots.prefetch([mixed[i] for i in rng.integers(MEMBERS, size=5)])
-            # Who takes a lock again at once leaves it to nobody; a stage looks ahead a hundred times a second.
+            # A loop that takes the lock again at once starves other threads; a stage prefetches a hundred times a second.
             time.sleep(1e-4)
 
     run_all(compute, lambda: prefetch(100), lambda: prefetch(101))
@@ -185,7 +185,7 @@ def test_a_filling_that_fails_is_reported_and_forgotten(
     # One layer is missing: the copy of the first succeeds.
     broken = replace(fleet[0], packed=PackedAdapter(packed.weights[:1], packed.hidden_size, packed.reduced_size))
     for _ in range(3):
-        # From TorchScript a RuntimeError.
+        # TorchScript raises a RuntimeError.
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
             engine.run([EngineRequest(broken, hidden[1])])
         with pytest.raises((IndexError, RuntimeError), match="out of range"):
@@ -230,7 +230,7 @@ EncodeRequest = Request[EncodeInput, EncodeAnswer]
 
 
 def submit_all(stage: EncodeStage, inputs: list[EncodeRequest]) -> Found:
-    """A future an input; fails where one is answered twice."""
+    """A future for each input; fails if an input is answered twice."""
     futures: Found = [Future() for _ in inputs]
     for given, future in zip(inputs, futures, strict=True):
         submit(stage, given, future.set_result)
@@ -261,7 +261,7 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = "slotted_das" if batching == "slotted" else "edf"
-    # Who runs the tests may have no right to another priority, which would be said.
+    # The user of the tests may have no right to change priorities, which would be logged.
     modes = {"batching": batching, "policy": policy, "compute_nice": 0}
     stage = stage_of(store, coarse_prefetch=coarse, fine_prefetch=fine, **modes)
     pairs = [(i % MEMBERS, (i // 7) % len(hidden)) for i in range(300)]
@@ -275,7 +275,7 @@ def test_submitted_requests_get_the_reference_s_answers_with_and_without_prefetc
     stage.stop()
     assert stage.counts["ok"] == 300
     assert stage.waiting == 0
-    # Threads that earlier tests left say other things.
+    # Threads of earlier tests may log other lines.
     ours = ("hplm.serving", "hplm.adapters", "hplm.nn", "hplm.runtime.rate_limited_log")
     assert not [one for one in caplog.records if one.name.startswith(ours)]
 
@@ -361,7 +361,7 @@ def test_tenants_in_memory_are_answered_however_many_wait_for_one_that_loads(
         return load(key)
 
     monkeypatch.setattr(stage._bank, "load", slow)
-    # Half of the places are one tenant's at most; another that is as cold finds room, until all are taken.
+    # One tenant has half of the places at most. Another cold tenant finds room until all places are full.
     waiting = submit_all(stage, [cold] * 10)
     (refused,) = submit_all(stage, [cold])
     assert isinstance(refused.result(SOON_S), QueueFullError)
@@ -401,7 +401,7 @@ def test_who_claims_to_have_come_long_ago_goes_before_nobody_who_waited_as_long_
     ):
         arrived_s, deadline_s = stage.times_of(replace(given, deadline_s=timeout_s, arrived_s=now - claimed_s))
         assert now - arrived_s == pytest.approx(counted_s, abs=20)
-        # What it has left is what it says.
+        # The time to the deadline excludes the time that the request has waited.
         assert deadline_s - now == pytest.approx((timeout_s or 200) - max(0, claimed_s), abs=20)
 
 
@@ -436,7 +436,7 @@ def test_coarse_prefetch_alone_holds_no_batch_up(
     thread = threading.Thread(target=slots.prefetch, args=(fleet[:4],), daemon=True)
     thread.start()
     assert begun.wait(SOON_S)
-    # Other tenants than those that are being copied.
+    # Tenants that are not being copied.
     with slots.assigned(fleet[4:6]):
         pass
     go_on.set()
@@ -461,7 +461,7 @@ def test_what_is_refused_before_the_queue_is_counted(
 
 
 def filled_at_once(parts: list[torch.Tensor], layer: int, weights: list[torch.Tensor], slots: list[int]) -> None:
-    """As on a GPU."""
+    """Fill a layer of slots as on a GPU."""
     staged = place_for(weights, CPU)
     scripted(fill_slots_from_pinned)(parts, layer, layer + 1, weights, torch.tensor(slots), staged)
 
@@ -514,7 +514,7 @@ def test_a_head_start_that_fails_costs_no_batch_its_answer(
     assert {one.packed.reduced_size for one in members} == {3, 12}
 
     def failing(parts: list[torch.Tensor], layer: int, *rest: Any) -> None:
-        # Of the wide ones, after the others are done.
+        # A wide slot, after the narrow slots are filled.
         if parts[0].shape[-1] == 16:
             raise MemoryError
         fill(parts, layer, *rest)

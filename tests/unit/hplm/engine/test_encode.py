@@ -1,4 +1,4 @@
-"""The packed upper stage against the slow reference."""
+"""The packed engine against the slow reference."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_adapted_a_token_has_the_same_bits_however_many_go_with_it(
     parts = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
     tokens = torch.randn(272, hidden, generator=generator)
     adapt = scripted(adapt_planned)
-    # In the last pool, beside the same or another one.
+    # In the last pool, beside tenants of the same pool or of another.
     own, other = 3 * (len(sizes) - 1) + 1, 2
     alone = adapt(
         tokens,
@@ -168,7 +168,7 @@ def test_in_float32_on_one_core_adapters_are_applied_text_by_text(
 def check_neighbours_change_nothing(
     engine: EncodeEngine, base: Base, tenants: int, cls_from: int, shortest: int = 1
 ) -> None:
-    """Sixty texts of so many tenants, of which those from `cls_from` on read `[CLS]`: to the bit, whoever is beside them."""
+    """Assert that texts of `tenants` tenants have the same bits alone and together; those from `cls_from` on read `[CLS]`."""
     rng = np.random.default_rng(0)
     members = tiny.fleet_of(base, tenants, factors=(16, 16, 4, 4))
     members[cls_from:] = [reading_cls(one) for one in members[cls_from:]]
@@ -198,12 +198,12 @@ def test_the_last_layer_goes_on_with_what_heads_read_alone(
         fed.append(len(tokens))
         return feed(layers, tokens, weight, bias)
 
-    # As it is where torch has no TorchScript: what a feed-forward half is given can be seen.
+    # Without TorchScript, so that the test sees the input of the feed-forward half.
     monkeypatch.setattr(uppers, "scripted", lambda module: module)
     monkeypatch.setattr(RunLayers, "_linear_gelu", counting)
     lengths = [7, 30, 1, 30]
     hidden = [request.hidden for request in requests_of(tiny_base, tiny_store, lengths)]
-    # Of alpha and beta adapters stand at either place.
+    # The adapters of alpha and beta stand at different places.
     members = [reading_cls(tiny.load_tenant(tiny_store, tiny_base, name)) for name in names]
     requests = [EngineRequest(member, states) for member, states in zip(members, hidden, strict=True)]
     for request, got in zip(requests, tiny.engine_of(tiny_base).run(requests), strict=True):
@@ -271,7 +271,7 @@ def test_a_batch_reuses_no_slot_of_its_own_tenants(tiny_base: Base, tiny_store: 
         with slots.assigned([tenant]):
             pass
     loads = slots.loads
-    # The fourth comes first and needs a slot: the oldest, that of members[0], is wanted right after.
+    # The fourth tenant comes first and needs a slot. The oldest slot, that of members[0], is needed right after.
     with slots.assigned([members[3], members[0], members[1]]):
         assert slots.loads == loads + 1
     slots.close()
@@ -314,11 +314,11 @@ def test_a_head_start_of_wide_adapters_takes_no_slot_from_usual_ones(tiny_base: 
     wide = [replace(one, version="wide") for one in wide]
     slots = tiny.engine_of(tiny_base, 4).slots
     with slots.assigned(usual[:3]), slots.assigned(wide[:3]):
-        # Nothing is unpinned: what is to come must wait.
+        # No slot is unpinned, so a prefetch must wait.
         slots.prefetch([usual[3], wide[3]])
         assert slots.loads == 6
     slots.prefetch(wide[2:5])
-    # One was there.
+    # One tenant already had its slot.
     assert slots.loads == 8
     assert all(slots.find(one) is not None for one in (*usual[:3], *wide[2:5]))
     with slots.assigned([usual[0], wide[4], usual[0]]) as assigned:

@@ -38,7 +38,7 @@ Stored = tuple[Base, Store]
 
 @pytest.fixture(scope="module", params=["absolute", "relative"])
 def stored(request: pytest.FixtureRequest, tiny_store: Store, tmp_path_factory: pytest.TempPathFactory) -> Stored:
-    """A base that knows positions as BERT does, and one that knows distances too; with tenants."""
+    """A base with absolute positions as BERT, and a base with relative positions too; with tenants."""
     if request.param == "absolute":
         return bases.load(tiny_store.base("tiny")), tiny_store
     store = Store(tmp_path_factory.mktemp("relative"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from rich.progress import Progress
 
 from hplm.engine import reference
-from hplm.engine.open_domain import OpenDomain, compute_windows, open_lineage, open_lookup
+from hplm.engine.lower_layers import load_lower
+from hplm.engine.open_domain import OpenDomain, compute_ngrams, open_lineage, open_lookup
 from hplm.models.base import Base
 from hplm.plot import table
 from hplm.plot.keys import pack
+from hplm.plot.ngrams import text_ngrams
 from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable
-from hplm.plot.windows import windows
 from hplm.store.layout import Store
 from tests import tiny
 
@@ -45,7 +47,7 @@ def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss
     )
     names = ["root"] if miss == "compute" else ["root", *(["bigram"] if n > 2 else []), "unigram"]
     levels = [reference.level(table.load(store.table("p", name), fingerprint=base.fingerprint)) for name in names]
-    lower = base.load_lower() if miss == "compute" else None
+    lower = load_lower(base) if miss == "compute" else None
     for text, got in zip(texts, merged, strict=True):
         wanted = reference.merged(text.tolist(), base.config, levels, lower).numpy()
         np.testing.assert_allclose(got, wanted, atol=4e-3, rtol=4e-3)
@@ -53,8 +55,8 @@ def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss
 
 def test_compute_mode_equals_the_lower_layers_on_every_window(tiny_store: Store, tiny_base: Base) -> None:
     lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=16, dtype=torch.float32)
-    lower = tiny_base.load_lower()
-    for seed in range(3):  # again and again: tables, overlay and fresh windows must agree
+    lower = load_lower(tiny_base)
+    for seed in range(3):  # repeated, because tables, overlay and freshly computed n-grams must agree
         for ids in texts_of(tiny_base, 3, seed):
             got = lookup.hidden_states(ids, [len(ids)])
             wanted = reference.merged(ids.tolist(), tiny_base.config, [], lower).numpy()
@@ -69,7 +71,7 @@ def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then
         sorted_grams = table.sort_grams(np.array(grams), config.vocab_size)
         memory = np.full((len(grams) * len(grams[0]), config.hidden_size), value, dtype=np.float16)
         packed = pack(sorted_grams, config.vocab_size)
-        return PlotTable(name, len(grams[0]), config.vocab_size, packed, memory, 0, None)
+        return PlotTable(name, len(grams[0]), len(grams[0]), config.vocab_size, packed, memory, 0, None)
 
     pad = config.pad_id
     text = np.array([5, 6, 7, 8, 9])  # windows: _56 567 678 789 89_
@@ -81,7 +83,7 @@ def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then
     lookup = OpenDomain(config, [branch, parent, root], [bigram, unigram], None)
     got = lookup.hidden_states(text, [5])[:, 0].tolist()
     assert dict(lookup.windows_by_level) == {"branch": 1, "parent": 1, "root": 1, "bigram": 1, "unigram": 1}
-    # Token 9 has the second vector of bigram 89 and its own unigram; the others likewise, by hand.
+    # Computed by hand: token 9, for example, has the second vector of bigram 89 and its own unigram.
     assert got == pytest.approx([(1 + 2) / 2, (1 + 2 + 4) / 3, (2 + 4) / 2, (4 + 8) / 2, (8 + 16) / 2], rel=1e-3)
 
 
@@ -114,7 +116,7 @@ def test_warming_up_leaves_nothing_behind(tiny_store: Store, tiny_base: Base, mi
     assert not warm.windows_by_level
     ids, lengths = np.arange(20, 40, dtype=np.int64), [20]
     np.testing.assert_array_equal(warm.hidden_states(ids, lengths), cold.hidden_states(ids, lengths))
-    # What was computed to warm up is not remembered: the same windows are computed for whoever asks.
+    # Warming up remembers no n-gram, so a request computes the same n-grams.
     assert warm.windows_by_level == cold.windows_by_level
 
 
@@ -136,7 +138,8 @@ def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, 
 def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
     capacity: int, n: int, calls: list[tuple[bool, list[int]]]
 ) -> None:
-    overlay = Overlay(capacity, n, 1, 30_522)
+    shape = replace(tiny.config(window=n), hidden_size=1, num_heads=1, vocab_size=30_522)
+    overlay = Overlay(capacity, shape)
     everything = np.repeat(np.arange(10)[:, None], n, axis=1)
     last_used = dict.fromkeys(range(10), 0)
     held: set[int] = set()
@@ -164,12 +167,12 @@ def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
 def test_computed_windows_are_what_the_table_stores(tiny_store: Store, tiny_base: Base) -> None:
     root = table.load(tiny_store.table("general", "root"), fingerprint=tiny_base.fingerprint)
     grams = np.array(list(reference.level(root))[:20])
-    computed = compute_windows(tiny_base.load_lower(), grams, torch.float32)
+    computed = compute_ngrams(load_lower(tiny_base), grams, torch.float32)
     rows = root.find(grams, np.arange(len(grams)), pack(grams, root.vocab_size))
     np.testing.assert_allclose(root.values[rows], computed, atol=2e-3, rtol=2e-3)
 
 
 def test_windows_of_a_single_token_exist() -> None:
-    grams, exists = windows(np.array([7]), [1], 3, 0)
+    grams, exists = text_ngrams(np.array([7]), [1], tiny.config())
     assert grams.tolist() == [[0, 7, 0]]
     assert exists.tolist() == [[False, True, False]]

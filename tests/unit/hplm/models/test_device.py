@@ -1,4 +1,4 @@
-"""Which number format a machine computes in."""
+"""The number format that a machine computes in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def untried() -> Iterator[None]:
-    """As in a new process, before and after."""
+    """Forget what was timed, before and after a test, as in a new process."""
     bfloat16_is_fast.cache_clear()
     yield
     bfloat16_is_fast.cache_clear()
@@ -35,7 +35,7 @@ def test_auto_is_the_format_whose_products_are_faster(slow: torch.dtype, monkeyp
     monkeypatch.setattr(dtypes, "has_bfloat16", lambda: True)
     monkeypatch.setattr(dtypes.F, "linear", slowed)
     assert choose_dtype("auto", CPU) == (torch.float32 if slow == torch.bfloat16 else torch.bfloat16)
-    # Beside integers neither is tried.
+    # With int8 no format is timed.
     assert choose_dtype("auto", CPU, "int8") == torch.float32
     assert choose_dtype("bfloat16", CPU, "int8") == torch.bfloat16
 
@@ -53,7 +53,7 @@ def test_auto_is_float32_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPa
 def test_auto_is_float32_on_a_gpu_that_only_emulates_bfloat16(
     capability: tuple[int, int], wanted: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What torch says of a GPU that emulates it.
+    # torch reports support for GPUs that emulate bf16.
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_dtype("auto", torch.device("cuda:1")) == wanted

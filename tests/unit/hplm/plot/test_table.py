@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,24 +15,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hplm.core.settings import BaseConfig
 from hplm.errors import CorruptArtifactError, MissingArtifactError, StoreUnavailableError, WrongBaseError
 from hplm.plot import keys, table
 from hplm.plot.table import PlotTable
+from tests import tiny
 
 HIDDEN = 6
 
 
+def shape(n: int, vocab_size: int) -> BaseConfig:
+    """Return the shape of a base with that vocabulary and n-grams of up to `n` tokens."""
+    return replace(tiny.config(window=max(2, n)), hidden_size=HIDDEN, num_heads=1, vocab_size=vocab_size)
+
+
 def find(opened: PlotTable, grams: np.ndarray) -> np.ndarray:
-    """Rows of all of `grams`, asked for in their own order."""
+    """Return the rows of all of `grams`, searched in their own order."""
     return opened.find(grams, np.arange(len(grams)), keys.pack(grams, opened.vocab_size))
 
 
 def write(folder: Path, grams: np.ndarray, vocab_size: int, fingerprint: str = "base") -> np.ndarray:
-    """A table whose vectors are random, and those vectors."""
+    """Write a table of random vectors; return the vectors."""
     grams = table.sort_grams(grams, vocab_size)
     values = np.random.default_rng(0).normal(size=(*grams.shape, HIDDEN)).astype(np.float16)
     chunks = [values[i : i + 3] for i in range(0, len(values), 3)]
-    table.write(folder, "root", grams, chunks, vocab_size=vocab_size, hidden_size=HIDDEN, fingerprint=fingerprint)
+    table.write(folder, "root", grams, chunks, config=shape(grams.shape[1], vocab_size), fingerprint=fingerprint)
     return values
 
 
@@ -64,8 +72,8 @@ def test_five_ids_of_a_small_vocabulary_fit_and_of_berts_do_not() -> None:
 def test_a_table_gives_its_ngrams_back(tmp_path: Path, n: int, vocab_size: int) -> None:
     rng = np.random.default_rng(n)
     grams = table.sort_grams(rng.integers(0, vocab_size, (50, n)), vocab_size)
-    values = np.zeros((len(grams), n, 4), np.float16)
-    table.write(tmp_path / "t", "t", grams, [values], vocab_size=vocab_size, hidden_size=4, fingerprint="f")
+    values = np.zeros((len(grams), n, HIDDEN), np.float16)
+    table.write(tmp_path / "t", "t", grams, [values], config=shape(n, vocab_size), fingerprint="f")
     np.testing.assert_array_equal(table.load(tmp_path / "t", fingerprint="f").ngrams(), grams)
 
 
@@ -73,12 +81,12 @@ def test_two_ngrams_with_one_hash_never_answer_for_each_other() -> None:
     asked = np.array([[1, 2, 3, 4, 5]])
     other = np.array([[9, 9, 9, 9, 9]], dtype=np.uint32)
     memory = np.ones((5, HIDDEN), dtype=np.float16)
-    forged = PlotTable("root", 5, 30_522, keys.pack(asked, 30_522), memory, 0, other)
+    forged = PlotTable("root", 5, 5, 30_522, keys.pack(asked, 30_522), memory, 0, other)
     assert find(forged, asked).tolist() == [-1]
 
 
 def test_an_empty_table_finds_nothing() -> None:
-    empty = PlotTable("branch", 3, 100, np.zeros(0, np.uint64), np.zeros((0, HIDDEN), np.float16), 0, None)
+    empty = PlotTable("branch", 3, 3, 100, np.zeros(0, np.uint64), np.zeros((0, HIDDEN), np.float16), 0, None)
     assert find(empty, np.array([[1, 2, 3]])).tolist() == [-1]
 
 
@@ -92,7 +100,7 @@ def test_tables_in_one_memory_keep_their_own_rows_and_the_room_behind_them_is_em
     opened, room = table.load_together(folders, fingerprint="base", spare_vectors=50)
     for one, (grams, values) in zip(opened, wanted, strict=True):
         assert np.array_equal(one.values, values)
-        assert np.array_equal(one.memory[one.first + find(one, grams) * one.size], values[:, 0])
+        assert np.array_equal(one.memory[one.first + find(one, grams) * one.vectors_per_ngram], values[:, 0])
     assert len(room.memory) == room.first + 50
     assert not room.memory[room.first :].any()
 

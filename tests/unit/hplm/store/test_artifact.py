@@ -44,6 +44,16 @@ def test_equal_contents_have_equal_fingerprints(tmp_path: Path) -> None:
     assert a == b != c
 
 
+def test_an_artifact_of_an_older_store_is_refused_with_the_commands_that_build_it_anew(tmp_path: Path) -> None:
+    publish(tmp_path / "a", "x")
+    manifest = tmp_path / "a" / artifact.MANIFEST
+    manifest.write_text(
+        manifest.read_text().replace(f'"format": {artifact.FORMAT}', f'"format": {artifact.FORMAT - 1}')
+    )
+    with pytest.raises(CorruptArtifactError, match=r"has format 1, this version reads 2: .*`hplm build demo`"):
+        artifact.read(tmp_path / "a", "note")
+
+
 def test_another_kind_is_refused(tmp_path: Path) -> None:
     publish(tmp_path / "a", "x")
     with pytest.raises(CorruptArtifactError, match="is a note, a base was expected"):

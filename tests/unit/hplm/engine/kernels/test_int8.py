@@ -1,4 +1,4 @@
-"""Products in int8: equal to their slow twins, near what they stand for, and blind to a batch's neighbours."""
+"""Products in int8: equal to their slow twins, near the float products, and independent of a batch's neighbours."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
 from hplm.engine.layouts import Batching
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import has_bfloat16
@@ -39,7 +40,7 @@ needs_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this
 
 @pytest.fixture(scope="module")
 def ranges(tiny_base: Base) -> list[Ranges]:
-    return measure_ranges(tiny_base, tiny_base.load_upper())
+    return measure_ranges(tiny_base, load_lower(tiny_base), tiny_base.load_upper())
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def inputs_of(layer: TransformerLayer, count: int, scale: float = 1.0) -> torch.
 
 
 def with_large_inner(layer: TransformerLayer, ranges: Ranges) -> Ranges:
-    """Make some inner channels far larger than the others, and weigh them little, as trained models do."""
+    """Make some inner channels far larger than the others, with small weights, as in trained models."""
     with torch.inference_mode():
         layer.ffn_in.weight[:2] *= 60
         layer.ffn_out.weight[:, :2] /= 60
@@ -85,19 +86,19 @@ def products_of(layers: list[TransformerLayer], ranges: list[Ranges], dtype: tor
 
 
 def given_of(run: RunLayers, product: str, layer: int) -> list[torch.Tensor]:
-    """What `_int8_by_token` takes, without bias: beside that a small token's product would not be seen."""
+    """Return the tensors of `_int8_by_token` without bias, which would hide a small token's product."""
     factor, bias, *matrix = (run.int8_qkv if product == "qkv" else run.int8_attention_out)[layer]
     return [factor, torch.zeros_like(bias), *matrix]
 
 
 def slow_of(layer: TransformerLayer, ranges: Ranges, product: str) -> Int8TokenLinear:
-    """Its twin, without bias too."""
+    """Return the slow twin's product, without bias."""
     slow: Int8TokenLinear = getattr(quantise_layer(layer, ranges), product)
     return replace(slow, bias=torch.zeros_like(slow.bias))
 
 
 def plain_of(layer: TransformerLayer, product: str, tokens: torch.Tensor) -> torch.Tensor:
-    """What both stand for."""
+    """Return the float product."""
     linear = layer.qkv if product == "qkv" else layer.attention_out
     with torch.inference_mode():
         return linear(tokens) - linear.bias
@@ -128,7 +129,7 @@ def test_the_fast_half_equals_its_slow_twin(
             expected = reference.int8_feed_forward(layer, ranges[index], hidden)
         assert found.dtype == dtype
         off, most = (found.float() - expected).abs(), expected.abs().max()
-        # A code on the border between two may fall to either side: few do, and no further than to the next.
+        # A value between two codes may be rounded to either. Few codes differ, and by one at most.
         assert off.max() < 0.02 * most
         assert (off > rounding * most).float().mean() < 0.02
 
@@ -136,7 +137,7 @@ def test_the_fast_half_equals_its_slow_twin(
 def check_huge_neighbours(
     base: Base, ranges: list[Ranges], product: Callable[[RunLayers, torch.Tensor], torch.Tensor]
 ) -> None:
-    """Beside tokens that are far larger, a product has the same bits."""
+    """Assert that a product has the same bits beside far larger tokens."""
     layers = layers_of(base.load_upper())
     run = products_of(layers, ranges)
     own, huge = inputs_of(layers[0], 9), inputs_of(layers[0], 70, 1000.0)
@@ -182,12 +183,12 @@ def test_no_neighbour_changes_a_bit_of_a_product_by_token(tiny_base: Base, range
 def test_a_product_by_token_stays_near_what_it_stands_for(tiny_base: Base, ranges: list[Ranges], product: str) -> None:
     layer = layers_of(tiny_base.load_upper())[0]
     tokens = inputs_of(layer, 200) * torch.logspace(-3, 3, 200)[:, None]
-    # Of each token: a large one hides nothing of a small one.
+    # Measured for each token, so that a large token does not hide a small one.
     assert moved(layer, product, tokens, ranges[0]) < 0.01
 
 
 def moved(layer: TransformerLayer, product: str, tokens: torch.Tensor, ranges: Ranges) -> float:
-    """By how much of its variance int8 moves the output of the token that it moves most."""
+    """Return how far int8 moves the output that it moves most, as a share of its variance."""
     exact = plain_of(layer, product, tokens)
     found = reference.int8_by_token(slow_of(layer, ranges, product), tokens)
     return float(((found - exact).square().mean(1) / exact.var(1)).max())
@@ -200,10 +201,10 @@ def test_around_attention_too_large_channels_take_nothing_from_the_others(tiny_b
     tokens = inputs_of(layer, 200).clone()
     tokens[:, 3] *= 40
     with torch.inference_mode():
-        # As in a trained model: what is large is weighed little.
+        # As in a trained model, large channels have small weights.
         linear.weight[:, 3] /= 40
     most, even = tokens.abs().amax(0), torch.ones(tokens.shape[1])
-    # Each product has a range of its own, which is the one that counts.
+    # Each product uses its own range.
     own, other = (most, even) if product == "qkv" else (even, most)
     right, swapped = (
         moved(layer, product, tokens, Ranges(*pair, most, torch.ones(1))) for pair in ((own, other), (other, own))
@@ -231,7 +232,7 @@ def test_ranges_are_of_what_goes_into_each_product(tiny_base: Base) -> None:
                 seen[key] = given[0].float()
 
             getattr(layer, name).register_forward_pre_hook(see)
-    for index, found in enumerate(measure_ranges(tiny_base, upper)):
+    for index, found in enumerate(measure_ranges(tiny_base, load_lower(tiny_base), upper)):
         for values, name in ((found.attention, "qkv"), (found.context, "attention_out"), (found.channels, "ffn_in")):
             assert torch.equal(values, seen[index, name].abs().amax(0))
         assert torch.equal(found.inner, seen[index, "ffn_out"].amax(0))
@@ -251,7 +252,7 @@ def test_channels_that_are_far_larger_than_the_others_take_nothing_from_them(tin
     layer = layers_of(tiny_base.load_upper())[0]
     with torch.inference_mode():
         layer.attention_norm.weight[3] = 40.0
-        # As in a trained model: what is large is weighed little.
+        # As in a trained model, large channels have small weights.
         layer.ffn_in.weight[:, 3] /= 40.0
         hidden = inputs_of(layer, 200)
         inner = F.gelu(layer.ffn_in(hidden))
@@ -288,7 +289,7 @@ def test_inner_channels_are_apart_where_a_few_are_far_larger(
     found = channels_apart(replace(ranges[0], inner=inner))
     assert len(found) == count
     assert set(range(10, 10 + len(largest))) <= set(found) or not count
-    # So narrow a layer has no few.
+    # A layer this narrow has no channels apart.
     assert channels_apart(replace(ranges[0], inner=inner[10 : 10 + APART])) == []
 
 
@@ -344,7 +345,7 @@ def test_no_neighbour_changes_a_bit_of_what_an_engine_answers(
     shortest: int,
     restored_threads: None,
 ) -> None:
-    # Before there is an engine, which asks how many there are.
+    # Before the engine starts, because it reads the number of threads.
     torch.set_num_threads(threads)
     engine = tiny.engine_of(tiny_base, 64, int8=[some_apart(ranges[0]), *ranges[1:]], dtype=dtype)
     check_neighbours_change_nothing(engine, tiny_base, 3, cls_from, shortest)
@@ -362,7 +363,7 @@ def test_every_batching_mode_gives_what_a_text_gets_alone(
     together = engine.run(requests, slot_tokens=20)
     alone = [engine.run([request], slot_tokens=20)[0] for request in requests]
     for one, other in zip(together, alone, strict=True):
-        # In rows of other lengths attention rounds otherwise, which may move a code by one.
+        # Attention rounds otherwise in rows of other lengths, which may move a code by one.
         np.testing.assert_allclose(one, other, atol=0.02, rtol=0.02)
     engine.close()
 
@@ -374,7 +375,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
     tiny.name_root(store, base)
     for seed, name in enumerate(tiny.TASKS, 1):
         tiny.make_tenant(store, base, name, seed)
-    engine = tiny.engine_of(base, int8=measure_ranges(base, base.load_upper()))
+    engine = tiny.engine_of(base, int8=measure_ranges(base, load_lower(base), base.load_upper()))
     for request, got in zip(requests := requests_of(base, store, [7, 31]), engine.run(requests), strict=True):
         exact = wanted(base, request)
         assert np.abs(got - exact).max() < 0.2 * max(1.0, float(np.abs(exact).max()))
@@ -383,7 +384,7 @@ def test_a_base_that_knows_distances_has_it_too(tmp_path_factory: pytest.TempPat
 
 def test_measuring_leaves_no_hook_behind_and_finds_the_same_twice(tiny_base: Base) -> None:
     upper = tiny_base.load_upper()
-    first, again = (measure_ranges(tiny_base, upper) for _ in range(2))
+    first, again = (measure_ranges(tiny_base, load_lower(tiny_base), upper) for _ in range(2))
     assert len(first) == tiny_base.config.upper_layers
     for one, other in zip(first, again, strict=True):
         for name in ("attention", "context", "channels", "inner"):

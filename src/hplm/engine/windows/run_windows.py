@@ -1,36 +1,39 @@
-"""Windows through the lower layers as they are served. The same computation, readable, is `WindowEncoder.forward`."""
+"""Windows through the lower layers as they are served. The same computation, readable, is `WindowEncoder.compute`."""
 
 # No `from __future__ import annotations`, see `hplm.engine.kernels.scripted`.
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.engine.kernels.int8_products import gelu_codes, product, static_codes
-from hplm.engine.kernels.int8_windows import Int8WindowLayer
 from hplm.engine.kernels.onednn import pack_matrix
-from hplm.models.layers import WindowEncoder, layer_weights
-from hplm.plot.windows import centre
+from hplm.engine.windows.int8_windows import Int8WindowLayer
+from hplm.models.layers import layer_weights
+from hplm.plot.ngrams import centre
 
-# Of `layer_weights`.
+if TYPE_CHECKING:
+    from hplm.engine.windows.encoder import WindowEncoder
+
+# Places of the norms' tensors among those of `layer_weights`.
 NORMS = (4, 5, 10, 11)
 
 
 def _packed_weights(layer: nn.Module, dtype: torch.dtype) -> list[Tensor]:
-    """Those of `layer_weights`: matrices in oneDNN's order and their biases in `dtype`, norms as they are."""
+    """Return the tensors of `layer_weights`: matrices in oneDNN's order, they and their biases in `dtype`, norms unchanged."""
     return [
-        one if place in NORMS else pack_matrix(one.to(dtype)) if one.dim() == 2 else one.to(dtype)
-        for place, one in enumerate(layer_weights(layer))
+        tensor if place in NORMS else pack_matrix(tensor.to(dtype)) if tensor.dim() == 2 else tensor.to(dtype)
+        for place, tensor in enumerate(layer_weights(layer))
     ]
 
 
 class RunWindows(nn.Module):
-    """`WindowEncoder.forward` with matrices in oneDNN's order, all of it in one call: `windows` int64 `[W, n]` -> `[W, n, H]`.
+    """`WindowEncoder.compute` with matrices in oneDNN's order, in one call: `windows` int64 `[W, n]` -> `[W, n, H]`.
 
-    Products are computed in `dtype`, or as `int8` has it of each layer. `relative`: `[n, n, heads]`.
+    Products are computed in `dtype`, or in int8 if `int8` has each layer's codes. `relative`: `[n, n, heads]`.
     """
 
     is_int8: Final[bool]
@@ -41,7 +44,7 @@ class RunWindows(nn.Module):
     gate: list[Tensor]
     relative: Tensor | None
 
-    def __init__(self, lower: WindowEncoder, dtype: torch.dtype, int8: Sequence[Int8WindowLayer] = ()) -> None:
+    def __init__(self, lower: "WindowEncoder", dtype: torch.dtype, int8: Sequence[Int8WindowLayer] = ()) -> None:
         super().__init__()
         config, norm, relative = lower.config, lower.embedding_norm, lower.relative
         self.words = lower.word_embeddings.weight.detach()
@@ -51,7 +54,7 @@ class RunWindows(nn.Module):
         self.int8_products = [layer.products for layer in int8]
         self.int8_scales = [layer.scales for layer in int8]
         self.int8_zeros = [layer.zeros for layer in int8]
-        self.layers = [one.weights for one in int8] or [_packed_weights(layer, dtype) for layer in lower.layers]
+        self.layers = [layer.weights for layer in int8] or [_packed_weights(layer, dtype) for layer in lower.layers]
         self.dtype = dtype
         self.gate = [pack_matrix(weight.to(dtype)) for weight in lower.gate_weight]
         self.gate_bias = lower.gate_bias.detach()
@@ -63,10 +66,10 @@ class RunWindows(nn.Module):
         self.centre = centre(config.window)
 
     def forward(self, windows: Tensor) -> Tensor:
-        seen = windows != self.pad_id
-        seen[:, self.centre] = True
-        unseen = torch.zeros(windows.shape).masked_fill_(seen.logical_not(), float("-inf"))
-        bias = unseen.unsqueeze(1).unsqueeze(3)
+        is_token = windows != self.pad_id
+        is_token[:, self.centre] = True
+        mask = torch.zeros(windows.shape).masked_fill_(is_token.logical_not(), float("-inf"))
+        bias = mask.unsqueeze(1).unsqueeze(3)
         relative = self.relative
         if relative is not None:
             bias = bias + relative
@@ -91,7 +94,7 @@ class RunWindows(nn.Module):
         return F.layer_norm(hidden + outer, [self.size], weights[10], weights[11], self.eps)
 
     def _int8_layer(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
-        """`hplm.engine.reference.int8_window_layer`."""
+        """Compute a layer in int8; the slow twin is `hplm.engine.reference.int8_window_layer`."""
         products, scales, zeros = self.int8_products[layer], self.int8_scales[layer], self.int8_zeros[layer]
         weights = self.layers[layer]
         codes = static_codes(hidden, products[0][0], products[0][1])
@@ -101,23 +104,23 @@ class RunWindows(nn.Module):
         hidden = F.layer_norm(hidden + attended, [self.size], weights[0], weights[1], self.eps)
         codes = static_codes(hidden, products[2][0], products[2][1])
         inner = gelu_codes(codes, scales[2], zeros[2], products[2][2:], scales[3], zeros[3])
-        found = product(inner, scales[3], zeros[3], products[3], torch.float32).add_(hidden)
+        outer = product(inner, scales[3], zeros[3], products[3], torch.float32).add_(hidden)
         if len(weights) > 4:
             apart = torch.ops.mkldnn._linear_pointwise(hidden, weights[4], weights[5], "none", [], "")
-            found.add_(torch.ops.mkldnn._linear_pointwise(F.gelu(apart), weights[6], None, "none", [], ""))
-        return F.layer_norm(found, [self.size], weights[2], weights[3], self.eps)
+            outer.add_(torch.ops.mkldnn._linear_pointwise(F.gelu(apart), weights[6], None, "none", [], ""))
+        return F.layer_norm(outer, [self.size], weights[2], weights[3], self.eps)
 
     def _attend(self, qkv: Tensor, bias: Tensor) -> Tensor:
-        """See `WindowEncoder.forward`."""
+        """Attend within each window, elementwise as in `WindowEncoder.compute`."""
         places = qkv.size(1)
         heads = qkv.view(qkv.size(0), places, 3, self.num_heads, -1)
         query, key, value = heads[:, :, 0], heads[:, :, 1], heads[:, :, 2]
         scores = (query.unsqueeze(2) * key.unsqueeze(1)).sum(-1) * query.size(3) ** -0.5
         weights = (scores + bias.to(scores.dtype)).softmax(2)
-        found = weights[:, :, 0].unsqueeze(3) * value[:, 0].unsqueeze(1)
+        context = weights[:, :, 0].unsqueeze(3) * value[:, 0].unsqueeze(1)
         for place in range(1, places):
-            found = found.addcmul_(weights[:, :, place].unsqueeze(3), value[:, place].unsqueeze(1))
-        return found.flatten(2)
+            context = context.addcmul_(weights[:, :, place].unsqueeze(3), value[:, place].unsqueeze(1))
+        return context.flatten(2)
 
     def _linear(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(tokens.to(self.dtype), weight, bias, "none", [], "")
