@@ -13,7 +13,7 @@ import pytest
 from hplm_builder.domains.domain_build import DomainSettings, build_domain
 from hplm_builder.export import register
 from hplm_client import Client
-from hplm_loadtest.scenarios.metrics import metric
+from hplm_loadtest.scenarios.server_metrics import metric_value
 
 from hplm.core.settings import Miss
 from hplm.engine import reference
@@ -92,7 +92,7 @@ def test_hits_and_misses_of_root_and_domain_get_the_references_logits(place: Pla
             np.testing.assert_allclose(answer.logits, place.expected(answer.tenant, answer.text), atol=0.05, rtol=0.02)
     levels = {"compute": ("computed", "overlay"), "backoff": ("bigram", "unigram")}[place.miss]
     for level in ("law", "root", *levels):
-        until(lambda level=level: metric(place.server, f'hplm_plot_windows_total{{level="{level}"}}') > 0)
+        until(lambda level=level: metric_value(place.server, f'hplm_plot_windows_total{{level="{level}"}}') > 0)
 
 
 def test_a_domain_of_the_form_changes_its_tenants_hidden_states(place: Place) -> None:
