@@ -721,7 +721,7 @@ def test_a_card_from_before_has_one_text_and_the_papers_place_and_impossible_car
     for changed in (*odd, *odd_windows, {"word_window": 3}):
         with pytest.raises(CorruptArtifactError, match="not a tenant's card"):
             tenants.parse_card({**meta, **changed}, "odd")
-    with pytest.raises(CorruptArtifactError, match="odd: there is no task 'poetry'; .* install the package"):
+    with pytest.raises(CorruptArtifactError, match=r"odd: there is no task 'poetry'; .* install the package"):
         tenants.parse_card({**meta, "task": "poetry"}, "odd")
     with pytest.raises(CorruptArtifactError, match="another version of hplm, which knows 'taste'"):
         tenants.parse_card({**meta, "taste": 1}, "odd")
