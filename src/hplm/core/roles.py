@@ -28,7 +28,7 @@ class Role:
 
 
 class BaseRoles(NamedTuple):
-    """The models that serve one base, in loading order: an ensemble comes after the models that it calls."""
+    """The models that serve one base, in loading order. The models that an ensemble calls stand before the ensemble."""
 
     look_up: Role
     encode: Role
