@@ -26,6 +26,9 @@ GRACE_S = 120.0  # seconds that retired files stay: longer than any request take
 UPLOAD_S = 86_400.0  # age at which an upload expires that no job waits for
 UNBEGUN_UPLOAD_S = 1_800.0  # age at which an upload without its first chunk expires: its client has gone
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # age at which an unfinished upload expires: its size is reserved
+LOST_LOCAL_JOB_S = (
+    3_600.0  # seconds after the end of its lease at which a local job counts as killed, whatever the clock did
+)
 JOB_S = 30 * 86_400.0  # seconds that the record of a job stays after the job's end
 
 
@@ -83,6 +86,8 @@ def collect(
     Raises MissingArtifactError if the registry belongs to another store.
     """
     entries = list_entries(store)
+    # The leftovers of a command that was killed are removed only when its job has ended.
+    registry.end_lost_local_jobs(now_s - LOST_LOCAL_JOB_S, now_s)
     known = registry.snapshot()
     check_is_its_registry(store, known, entries)
     plan = removal_plan.plan_removal(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hplm.errors import ConflictError, HplmError, InternalError, JobCancelledError, LeaseLostError, RegistryError
+from hplm.errors import ConflictError, HplmError, InternalError, JobCancelledError, LeaseLostError
 from hplm.jobs.context import JobContext
 from hplm.jobs.handlers import Work
 from hplm.jobs.lease import JobLease, JobTimings
@@ -58,7 +58,7 @@ def run_local_job(
         context = JobContext(store, registry, lease, time.time, device, scratch)
         try:
             result = work(job, context)
-            lease.retry(lambda: registry.finish_job(job.id, worker, time.time(), result=result))
+            _finish(registry, lease, job, worker, result)
         except LeaseLostError:
             raise
         except (KeyboardInterrupt, JobCancelledError):
@@ -66,16 +66,29 @@ def run_local_job(
                 registry.release_job(job.id, worker, time.time())
             raise
         except BaseException as failed:
-            error = failed if isinstance(failed, HplmError) else InternalError(repr(failed))
-            shown = {"code": error.code, "message": str(error)}
+            error = (
+                failed if isinstance(failed, HplmError) else InternalError("the command failed; its output says why")
+            )
+            # Clients of the manager can read the job, and must not learn the server's paths.
+            shown = {"code": error.code, "message": str(error).replace(str(store.root), "the store")}
             # The job's own error matters more than why it could not be recorded; the lease will expire.
-            with contextlib.suppress(RegistryError, LeaseLostError):
+            with contextlib.suppress(HplmError):
                 lease.retry(lambda: registry.finish_job(job.id, worker, time.time(), error=shown))
             raise
     crash_point("job.finished")
     shutil.rmtree(scratch, ignore_errors=True)
     crash_point("job.consumed")
     return result
+
+
+def _finish(registry: Registry, lease: JobLease, job: Job, worker: str, result: dict[str, Any]) -> None:
+    """Record that a job is done. Raises LeaseLostError if another process has ended the job in another way."""
+    try:
+        lease.retry(lambda: registry.finish_job(job.id, worker, time.time(), result=result))
+    except LeaseLostError:
+        # The answer of the first try may be lost, or a worker may have ended the job after this command published.
+        if registry.job(job.id).state != "done":
+            raise
 
 
 def _start(

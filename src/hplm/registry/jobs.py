@@ -81,6 +81,16 @@ class Jobs(RegistryPart):
             lease = {"worker": worker, "lease_until_s": now_s + lease_s, "started_s": now_s}
             return _insert(connection, kind, subject, request, now_s, state="running", local=True, attempts=1, **lease)
 
+    def end_lost_local_jobs(self, before_s: float, now_s: float) -> None:
+        """End the local jobs whose leases ended before `before_s`: their commands were killed."""
+        lost = select(jobs).where(jobs.c.state == "running", jobs.c.local, jobs.c.lease_until_s < before_s)
+        with self._database.reading() as connection:
+            if connection.execute(lost.limit(1)).first() is None:
+                return
+        with self._database.writing() as connection:
+            for row in connection.execute(lost).all():
+                _end_lost(connection, row, now_s)
+
     def job(self, job_id: str) -> Job:
         """Return a job. Raises UnknownJobError."""
         with self._database.reading() as connection:

@@ -163,6 +163,20 @@ def test_a_version_that_was_placed_and_not_published_is_removed_once_no_job_make
     assert not (store.root / "tenants" / "films").exists()
 
 
+def test_leftovers_of_a_command_that_was_killed_go_once_its_job_counts_as_lost(
+    store: Store, registry: Registry
+) -> None:
+    lease_s, began_s = 30.0, time.time()
+    job = registry.start_local_job("tenant.create", "tenant:acme", {"dry_run": False}, "killed", began_s, lease_s)
+    leftover = store.root / "tenants" / "acme" / f".1.{'0' * 32}.partial"
+    leftover.mkdir(parents=True)
+    lost_after_s = lease_s + garbage_collection.LOST_LOCAL_JOB_S
+    garbage_collection.collect(store, registry, began_s + lost_after_s - 1, grace_s=GRACE_S)
+    assert (leftover.exists(), registry.job(job.id).state) == (True, "running")
+    garbage_collection.collect(store, registry, began_s + lost_after_s + 1, grace_s=GRACE_S)
+    assert (leftover.exists(), registry.job(job.id).state) == (False, "failed")
+
+
 @pytest.mark.parametrize("end", ["queued", "cancelled"])
 def test_what_a_registry_that_is_an_older_copy_knows_from_a_job_alone_is_adopted_and_never_removed(
     store: Store, registry: Registry, base: str, root: DomainVersion, end: str
