@@ -128,7 +128,7 @@ LATE_CORPORA: dict[str, tuple[str, bytes, str]] = {
     "packed latin-1": ("c.txt.gz", gzip.compress("ein grüner Hügel\n".encode("latin-1") * 100), "line 1 is not UTF-8"),
     "cut gzip": ("c.txt.gz", gzip.compress(np.random.default_rng(0).bytes(2000).hex().encode())[:-500], "not a whole"),
     "no JSON": ("c.jsonl", LINE * 2, "line 1 is not JSON"),
-    "JSON without text": ("c.jsonl", b'{"words": "cat"}\n' * 100, 'expected an object with a "text"'),
+    "JSON without text": ("c.jsonl", b'{"words": "cat"}\n' * 100, 'expected an object with a string "text"'),
     "gzip bomb": ("c.txt.gz", gzip.compress(b"x" * 900_000 + b"\n") * 20, "more than the 16,777,216 bytes"),
     "gzip bomb of a line": (
         "c.jsonl.gz",

@@ -187,7 +187,7 @@ def test_a_server_without_a_manager_is_refused_with_the_option_that_names_tenant
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "the server's manager does not list its tenants: name them with --tenants NAME,NAME" in done.stderr
-    assert "or has none" in done.stderr
+    assert "or does not have the model" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -47,6 +47,7 @@ from hplm.engine.encode import head_logits, pool
 from hplm.engine.kernels.onednn import can_pack
 from hplm.models.base import Base
 from hplm.store.layout import Store
+from hplm.tasks.task_loader import task_named
 from hplm.triton.launcher.instances import instances_in
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
@@ -85,10 +86,9 @@ class Served:
             embedded = model.word_embeddings(torch.from_numpy(encoded.ids))
             adapted = in_every_layer(tenant, config.upper_layers) if self.system == "adapter" else None
             last = reference.upper(model.body, embedded, adapted)
-            seen = pool(tenant.card.task, tenant.card.pooling, last).numpy()
+            seen = pool(task_named(tenant.card.task), tenant.card.pooling, last).numpy()
         found = seen @ tenant.head.weight.T + tenant.head.bias
-        is_tagging = tenant.card.task == "tagging"
-        return reference.word_logits(found, len(tenant.card.labels), encoded.tokens) if is_tagging else found
+        return reference.word_logits(found, len(tenant.card.labels), encoded.tokens)
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hplm_builder.domains.domain_build import DomainSettings, build_domain
-from hplm_builder.export import register
+from hplm_builder.domains.domain_build import DomainSettings
+from hplm_builder.jobs.local_builds import build_domain
 from hplm_client import Client
 from hplm_loadtest.scenarios.server_metrics import metric_value
+from rich.progress import Progress
 
 from hplm.core.settings import Miss
 from hplm.engine import reference
 from hplm.models.base import Base
 from hplm.plot import table
 from hplm.registry.registry import Registry
-from hplm.reporting.progress import silent
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
@@ -66,10 +64,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         store, base = tiny.opened(folder)
         (folder / "law.txt").write_text("\n".join(CORPUS) + "\n")
 
-        def build(lineage: list[str], above: str, target: Path) -> dict[str, Any]:
-            return build_domain(store, "tiny", lineage, target, folder / "law.txt", DOMAIN, silent, below=above)
-
-        register.publish_domain(store, base, tiny.PLOT, "law", build)
+        build_domain(store, "tiny", None, "law", folder / "law.txt", DOMAIN, Progress(disable=True))
         tiny.publish(store, base, "law", tiny.tenant_of(base, "judge", 9, like="alpha"))
         with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
             server.wait_ready()

@@ -79,7 +79,10 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
             ["build", "base", "--shipped", "--name", "mine"],
             "BAD_CONFIG: --shipped trains nothing: leave out --shipped or --name",
         ),
-        (["bench", "memory", "--tenants", "10"], "BAD_CONFIG: what an added tenant takes is between two counts"),
+        (
+            ["bench", "memory", "--tenants", "10"],
+            "BAD_CONFIG: an added tenant's memory is measured between two numbers of tenants",
+        ),
         (["build", "export", "--miss", "guess"], "BAD_CONFIG: hbert_plot: miss must be one of"),
         (["build", "export", "--quantization", "int4"], "BAD_CONFIG: hbert_plot: quantization must be one of"),
         (["build", "export", "--store", "nowhere"], "MISSING_ARTIFACT: nowhere has no base"),

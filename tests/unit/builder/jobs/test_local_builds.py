@@ -28,6 +28,7 @@ from rich.progress import Progress
 from typer.testing import CliRunner
 
 from hplm.adapters import tenant as tenants
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import (
     ConflictError,
     DataError,
@@ -180,7 +181,7 @@ def make_domain(store: Store, base: Base, name: str, above: str = tiny.PLOT) -> 
     with closing(Registry.open(store)) as registry:
         parent = register.register_root(registry, store, base, above)
         folder = store.domain(base.config.name, name, 1)
-        domain_build.publish(folder, base, base.load_lower(), grams, {})
+        domain_build.publish(folder, base, load_lower(base), grams, {})
         registry.publish_domain(
             base.config.name, name, store.relative(folder), 1.0, parent_id=parent.id, about={}, expected=None
         )
