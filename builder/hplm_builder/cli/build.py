@@ -16,6 +16,7 @@ from hplm.adapters.tenant import Pooling, TenantCard
 from hplm.core import roles
 from hplm.core.columns import Columns
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
+from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.reporting.progress import progress_bars
@@ -98,8 +99,16 @@ def base(
     name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
     shipped: Annotated[bool, typer.Option(help="Take the shipped conversion of MiniLM; nothing is trained.")] = False,
     lower: Annotated[int, typer.Option(help="Layers that PLOT replaces.")] = 3,
+    lower_form: Annotated[
+        str,
+        typer.Option(
+            help="Form of the lower layers: `ngram-encoder`, or `windows` (exact tables of HMI, slow misses)."
+        ),
+    ] = NgramEncoder.form,
     window: Annotated[int, typer.Option(help="n of the n-grams.")] = 3,
-    window_layers: Annotated[int, typer.Option(help="Layers that the windows go through; 0: as many as --lower.")] = 0,
+    window_layers: Annotated[
+        int, typer.Option(help="Blocks of the n-gram encoder, or layers of windows; 0: as many as --lower.")
+    ] = 0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a text, special tokens included.")] = 256,
     text: Annotated[
         list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to train on; repeat for more.")
@@ -118,7 +127,7 @@ def base(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
 ) -> None:
-    """Convert a pretrained model: windows replace its lower layers, then it is trained to match the original.
+    """Convert a pretrained model: an n-gram encoder replaces its lower layers, then it is trained to match the original.
 
     An interrupted conversion continues where it stopped. A base with domains is not replaced: give another --name. Examples:
 
@@ -154,6 +163,7 @@ def base(
                 name=name,
                 origin=origin_of(model),
                 lower_layers=lower,
+                lower_form=lower_form,
                 window=window,
                 window_layers=window_layers or lower,
                 max_tokens=max_tokens,

@@ -88,6 +88,7 @@ def convert_base(
     name: str,
     origin: str,
     lower_layers: int,
+    lower_form: str,
     window: int,
     window_layers: int,
     max_tokens: int,
@@ -105,7 +106,13 @@ def convert_base(
     check_name_of("--name", name)
     check_unused(store, name)
     config = base_config(
-        folder, name=name, lower_layers=lower_layers, window=window, window_layers=window_layers, max_tokens=max_tokens
+        folder,
+        name=name,
+        lower_layers=lower_layers,
+        lower_form=lower_form,
+        window=window,
+        window_layers=window_layers,
+        max_tokens=max_tokens,
     )
     if start is not None and replace(start.config, name=name) != config:
         raise ConfigError(

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
 from hplm.core.settings import BaseConfig
-from hplm.engine.windows.encoder import WindowEncoder
+from hplm.engine.lower_layers import lower_form as find_lower_form
 from hplm.errors import DataError
 from hplm.models.architectures import ARCHITECTURES, find_architecture
 from hplm.models.layers import OriginalEncoder
@@ -97,9 +97,12 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def base_config(
-    folder: Path, *, name: str, lower_layers: int, window: int, window_layers: int, max_tokens: int
+    folder: Path, *, name: str, lower_layers: int, lower_form: str, window: int, window_layers: int, max_tokens: int
 ) -> BaseConfig:
-    """Return the shape of the base that converting `folder` gives. Raises DataError if the model cannot be converted."""
+    """Return the shape of the base that converting `folder` gives.
+
+    Raises DataError if the model cannot be converted, ConfigError if there is no such form of lower layers.
+    """
     check_folder(folder)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -130,13 +133,13 @@ def base_config(
         window_layers=window_layers,
         upper_layers=layers - lower_layers,
         max_tokens=max_tokens,
-        vectors_per_ngram=WindowEncoder.vectors_per_ngram(window),
+        vectors_per_ngram=find_lower_form(lower_form).vectors_per_ngram(window),
         window=window,
         layer_norm_eps=config.layer_norm_eps,
         pad_id=config.pad_token_id,
         relative_buckets=buckets,
         architecture=architecture.model_type,
-        lower_form=WindowEncoder.form,
+        lower_form=lower_form,
     )
 
 

@@ -84,7 +84,7 @@ class LookupSettings:
 
     Windows that no table has are computed on `device`. On the CPU `num_threads` threads compute; 0 means one, because the
     upper stage computes beside it. `device` auto is a GPU if there is one, but the CPU with `quantization`. `quantization`
-    int8 computes these windows with 8-bit products, see `hplm.engine.kernels.int8_windows`.
+    int8 computes these windows with 8-bit products, see `hplm.engine.kernels.int8`.
 
     After a batch of several requests, the next begins after `batch_every_ms` at the earliest if two or more requests arrive
     in that time: fewer and fuller batches cost less for each request. `tenant_weights` are shares of this queue, as in

@@ -20,6 +20,7 @@ from torch import nn
 from hplm.core.settings import BaseConfig
 from hplm.engine.kernels.int8 import check_int8
 from hplm.engine.kernels.onednn import can_pack
+from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
 from hplm.models.base import Base, fill, write_weights
@@ -30,7 +31,7 @@ from hplm.store.layout import Store
 
 # Installed packages add forms through entry points of this group.
 GROUP = "hplm.lower_forms"
-LOWER_FORMS: dict[str, type[LowerEncoder]] = {WindowEncoder.form: WindowEncoder}
+LOWER_FORMS: dict[str, type[LowerEncoder]] = {form.form: form for form in (NgramEncoder, WindowEncoder)}
 
 KIND = "lower"
 WEIGHTS = "lower.safetensors"

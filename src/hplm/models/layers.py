@@ -21,19 +21,43 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Adapt = Callable[[Place, int, Tensor], Tensor]
 
 
-class TransformerLayer(nn.Module):
+class HalfLayer(nn.Module):
+    """What a layer computes for each token alone: two products with a GELU between them, then LayerNorm."""
+
+    def make_feed_forward(self, config: BaseConfig) -> None:
+        """Make the modules of this half. A subclass calls it, because the order of modules decides their random weights."""
+        self.ffn_in = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation: nn.Module = nn.GELU()
+        self.ffn_out = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.ffn_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        """Compute `[..., H]` -> `[..., H]`."""
+        changed: Tensor = self.ffn_norm(hidden + self.ffn_out(self.activation(self.ffn_in(hidden))))
+        return changed
+
+
+class FeedForward(HalfLayer):
+    """A residual feed-forward block: the half of a BERT layer behind attention."""
+
+    def __init__(self, config: BaseConfig) -> None:
+        super().__init__()
+        self.make_feed_forward(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.feed_forward(hidden)
+
+
+class TransformerLayer(HalfLayer):
     """One post-LayerNorm BERT layer; the caller's `attend` computes attention."""
 
     def __init__(self, config: BaseConfig) -> None:
         super().__init__()
-        hidden, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+        hidden = config.hidden_size
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.attention_out = nn.Linear(hidden, hidden)
-        self.attention_norm = nn.LayerNorm(hidden, eps=eps)
-        self.ffn_in = nn.Linear(hidden, inner)
-        self.activation: nn.Module = nn.GELU()
-        self.ffn_out = nn.Linear(inner, hidden)
-        self.ffn_norm = nn.LayerNorm(hidden, eps=eps)
+        self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.make_feed_forward(config)
 
     def forward(self, hidden: Tensor, attend: Attend, adapt: Callable[[Place, Tensor], Tensor] | None = None) -> Tensor:
         """Compute `hidden`, `[..., H]`. `adapt` is called at each place where an adapter may stand."""
@@ -43,8 +67,7 @@ class TransformerLayer(nn.Module):
         attended = self.attention_out(attend(query, key, value))
         if adapt is not None:
             attended = adapt("attention", attended)
-        hidden = self.attention_norm(hidden + attended)
-        return self.ffn_norm(hidden + self.ffn_out(self.activation(self.ffn_in(hidden))))
+        return self.feed_forward(self.attention_norm(hidden + attended))
 
 
 def layer_weights(layer: nn.Module) -> list[Tensor]:

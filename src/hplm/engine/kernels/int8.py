@@ -7,7 +7,8 @@ the ranges of `hplm.engine.kernels.int8_ranges` are clipped.
 An adapter may make the inputs of attention's two products arbitrarily large, so each token has a scale of its own there.
 Computing the scale takes time and still pays, beside float32 and beside bfloat16 (docs/decisions.md).
 
-Lower layers have no adapters, so the scales of all their products are fixed (`hplm.engine.windows.int8_windows`).
+Lower encoders have no adapters, so the scales of all their products are fixed (`hplm.engine.windows.int8_windows` and
+`hplm.engine.ngram_encoder`).
 
 A scale for a whole batch would let a text's neighbours change its answer. Fixed scales and a token's own scale do not, and
 integer sums are exact in any order. Weights have a scale for each output. A few channels of an input are ten times as large as
@@ -23,8 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hplm.engine.kernels.onednn import pack_matrix
 from hplm.errors import ConfigError
-from hplm.models.layers import TransformerLayer
+from hplm.models.layers import HalfLayer, TransformerLayer
 
 # A value is clipped beyond this factor of the measured range.
 MARGIN = 1.1
@@ -99,6 +101,21 @@ class Int8FeedForward:
 
 
 @dataclass(frozen=True)
+class PackedHalf:
+    """A feed-forward half as `hplm.engine.kernels.int8_products.feed_forward` takes it, matrices in oneDNN's order.
+
+    `first`: factor, rounding (see `static_codes`) and packed matrix. `second`: packed matrix. `scales` and `zeros` are those of
+    the codes that go into each. `apart`: first matrix, bias and second matrix of the channels in floats; empty without them.
+    """
+
+    first: list[Tensor]
+    second: list[Tensor]
+    scales: tuple[float, float]
+    zeros: tuple[int, int]
+    apart: list[Tensor]
+
+
+@dataclass(frozen=True)
 class Int8TokenLinear:
     """A product with a scale for each token: `codes` int8 `[out, in]` times `scales` `[out]` are weights, `bias` is `[out]`.
 
@@ -170,8 +187,8 @@ def quantise_layer(layer: nn.Module, ranges: Ranges) -> Int8Layer:
 
 
 def quantise_half(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
-    """Quantise the feed-forward half of a TransformerLayer in fp32."""
-    assert isinstance(layer, TransformerLayer)
+    """Quantise the feed-forward half of a layer, or a block, in fp32."""
+    assert isinstance(layer, HalfLayer)
     apart = channels_apart(ranges)
     stays = torch.ones(len(ranges.inner))
     stays[apart] = 0
@@ -180,6 +197,29 @@ def quantise_half(layer: nn.Module, ranges: Ranges) -> Int8FeedForward:
     zero_point = round(-LEAST_GELU / inner_scale)
     second = _linear(layer.ffn_out.weight.detach() * stays, layer.ffn_out.bias, inner_scale, zero_point)
     return Int8FeedForward(first, second, apart)
+
+
+def pack_static(static: Int8StaticLinear) -> list[Tensor]:
+    """Return factor, rounding (see `static_codes`) and packed matrix of a product."""
+    return [static.factor, torch.tensor(static.linear.zero_point + 0.5), *static.linear.packed()]
+
+
+def pack_half(layer: HalfLayer, ranges: Ranges) -> PackedHalf:
+    """Quantise the feed-forward half of a layer, or a block, in fp32, and put its matrices in oneDNN's order."""
+    half = quantise_half(layer, ranges)
+    first, second = half.first.linear, half.second
+    apart: list[Tensor] = []
+    if half.apart:
+        inner = layer.ffn_in
+        apart = [pack_matrix(inner.weight[half.apart]), inner.bias.detach()[half.apart]]
+        apart += [pack_matrix(layer.ffn_out.weight[:, half.apart])]
+    return PackedHalf(
+        pack_static(half.first),
+        second.packed(),
+        (first.input_scale, second.input_scale),
+        (first.zero_point, second.zero_point),
+        apart,
+    )
 
 
 def quantise_static(weight: Tensor, bias: Tensor, channels: Tensor) -> Int8StaticLinear:

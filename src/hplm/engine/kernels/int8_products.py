@@ -3,6 +3,7 @@
 # No `from __future__ import annotations`, see `hplm.engine.kernels.scripted`.
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -46,3 +47,24 @@ def gelu_codes(
         [],
         "none",
     )
+
+
+def feed_forward(
+    hidden: Tensor,
+    first: list[Tensor],
+    second: list[Tensor],
+    scales: tuple[float, float],
+    zeros: tuple[int, int],
+    apart: list[Tensor],
+) -> Tensor:
+    """Compute `hidden` plus its feed-forward half before LayerNorm, fp32 `[..., H]`, as `PackedHalf` holds it.
+
+    The slow twin is `hplm.engine.reference.int8_feed_forward`.
+    """
+    codes = static_codes(hidden, first[0], first[1])
+    inner = gelu_codes(codes, scales[0], zeros[0], first[2:], scales[1], zeros[1])
+    outer = product(inner, scales[1], zeros[1], second, torch.float32).add_(hidden)
+    if len(apart) > 0:
+        channels = torch.ops.mkldnn._linear_pointwise(hidden, apart[0], apart[1], "none", [], "")
+        outer.add_(torch.ops.mkldnn._linear_pointwise(F.gelu(channels), apart[2], None, "none", [], ""))
+    return outer

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hplm.engine.kernels.int8_products import gelu_codes, product, static_codes
+from hplm.engine.kernels.int8_products import feed_forward, product, static_codes
 from hplm.engine.kernels.onednn import pack_matrix
 from hplm.engine.windows.int8_windows import Int8WindowLayer
 from hplm.models.layers import layer_weights
@@ -38,8 +38,9 @@ class RunWindows(nn.Module):
 
     is_int8: Final[bool]
     int8_products: list[list[list[Tensor]]]
-    int8_scales: list[list[float]]
-    int8_zeros: list[list[int]]
+    int8_scales: list[list[tuple[float, float]]]
+    int8_zeros: list[list[tuple[int, int]]]
+    int8_apart: list[list[Tensor]]
     layers: list[list[Tensor]]
     gate: list[Tensor]
     relative: Tensor | None
@@ -51,10 +52,11 @@ class RunWindows(nn.Module):
         self.position = lower.window_position.detach()
         self.norm = [norm.weight.detach(), norm.bias.detach()]
         self.is_int8 = len(int8) > 0
-        self.int8_products = [layer.products for layer in int8]
-        self.int8_scales = [layer.scales for layer in int8]
-        self.int8_zeros = [layer.zeros for layer in int8]
-        self.layers = [layer.weights for layer in int8] or [_packed_weights(layer, dtype) for layer in lower.layers]
+        self.int8_products = [[layer.qkv, layer.out, layer.half.first, layer.half.second] for layer in int8]
+        self.int8_scales = [[layer.scales, layer.half.scales] for layer in int8]
+        self.int8_zeros = [[layer.zeros, layer.half.zeros] for layer in int8]
+        self.int8_apart = [layer.half.apart for layer in int8]
+        self.layers = [layer.norms for layer in int8] or [_packed_weights(layer, dtype) for layer in lower.layers]
         self.dtype = dtype
         self.gate = [pack_matrix(weight.to(dtype)) for weight in lower.gate_weight]
         self.gate_bias = lower.gate_bias.detach()
@@ -95,19 +97,21 @@ class RunWindows(nn.Module):
 
     def _int8_layer(self, layer: int, hidden: Tensor, bias: Tensor) -> Tensor:
         """Compute a layer in int8; the slow twin is `hplm.engine.reference.int8_window_layer`."""
-        products, scales, zeros = self.int8_products[layer], self.int8_scales[layer], self.int8_zeros[layer]
-        weights = self.layers[layer]
+        products, weights = self.int8_products[layer], self.layers[layer]
+        scales, zeros = self.int8_scales[layer][0], self.int8_zeros[layer][0]
         codes = static_codes(hidden, products[0][0], products[0][1])
         context = self._attend(product(codes, scales[0], zeros[0], products[0][2:], torch.float32), bias)
         codes = static_codes(context, products[1][0], products[1][1])
         attended = product(codes, scales[1], zeros[1], products[1][2:], torch.float32)
         hidden = F.layer_norm(hidden + attended, [self.size], weights[0], weights[1], self.eps)
-        codes = static_codes(hidden, products[2][0], products[2][1])
-        inner = gelu_codes(codes, scales[2], zeros[2], products[2][2:], scales[3], zeros[3])
-        outer = product(inner, scales[3], zeros[3], products[3], torch.float32).add_(hidden)
-        if len(weights) > 4:
-            apart = torch.ops.mkldnn._linear_pointwise(hidden, weights[4], weights[5], "none", [], "")
-            outer.add_(torch.ops.mkldnn._linear_pointwise(F.gelu(apart), weights[6], None, "none", [], ""))
+        outer = feed_forward(
+            hidden,
+            products[2],
+            products[3],
+            self.int8_scales[layer][1],
+            self.int8_zeros[layer][1],
+            self.int8_apart[layer],
+        )
         return F.layer_norm(outer, [self.size], weights[2], weights[3], self.eps)
 
     def _attend(self, qkv: Tensor, bias: Tensor) -> Tensor:

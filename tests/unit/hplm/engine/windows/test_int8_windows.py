@@ -18,11 +18,12 @@ from hplm.engine import lower_layers as lowers
 from hplm.engine import reference
 from hplm.engine.kernels.int8 import APART, Ranges, channels_apart
 from hplm.engine.kernels.int8_products import cut_off
+from hplm.engine.kernels.int8_ranges import SAMPLE_NGRAMS
 from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import compute_ngrams, open_lineage
 from hplm.engine.windows import encoder
 from hplm.engine.windows.encoder import WindowEncoder
-from hplm.engine.windows.int8_windows import WINDOWS, measure_window_ranges, quantise_window_layer
+from hplm.engine.windows.int8_windows import measure_window_ranges, quantise_window_layer
 from hplm.engine.windows.run_windows import RunWindows
 from hplm.errors import ConfigError
 from hplm.models.base import Base
@@ -253,4 +254,4 @@ def test_a_batch_of_windows_is_measured(tiny_base: Base) -> None:
     lower = load_lower(tiny_base)
     lower.register_forward_pre_hook(lambda _, given: counted.append(len(given[0])))
     measure_window_ranges(tiny_base, lower)
-    assert counted == [WINDOWS]
+    assert counted == [SAMPLE_NGRAMS]
