@@ -23,7 +23,7 @@ from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat1
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
-from hplm.engine.lower_layers import make_lower
+from hplm.engine.lower_layers import lower_form, make_lower
 from hplm.models import base as bases
 from hplm.models.layers import UpperLayers
 from hplm.models.lower import LowerEncoder
@@ -79,7 +79,13 @@ def tokenizer() -> Tokenizer:
 
 
 def config(
-    window: int = 3, name: str = "tiny", *, hidden_size: int = 48, upper_layers: int = 2, max_tokens: int = 40
+    window: int = 3,
+    name: str = "tiny",
+    *,
+    form: str = "windows",
+    hidden_size: int = 48,
+    upper_layers: int = 2,
+    max_tokens: int = 40,
 ) -> BaseConfig:
     return BaseConfig(
         name=name,
@@ -90,8 +96,9 @@ def config(
         window_layers=2,
         upper_layers=upper_layers,
         max_tokens=max_tokens,
-        vectors_per_ngram=window,
+        vectors_per_ngram=lower_form(form).vectors_per_ngram(window),
         window=window,
+        lower_form=form,
     )
 
 

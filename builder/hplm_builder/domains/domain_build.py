@@ -162,6 +162,7 @@ def publish(
         lowers.save(partial / "lower", base, lower, {"domain": record})
         # Loaded as written, so that the table and later misses are computed with the same weights.
         written = lowers.load(partial / "lower", base, words=lower.word_embeddings).to(device)
+        lowers.pack(written, choose_dtype("auto", device))
         rows = write_ngrams(
             partial / "branch",
             folder.parent.name,

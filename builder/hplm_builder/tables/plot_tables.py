@@ -18,6 +18,7 @@ from hplm.core.names import check_name_of
 from hplm.core.settings import BaseConfig
 from hplm.core.text import load_tokenizer
 from hplm.engine.lower_layers import load_lower
+from hplm.engine.lower_layers import pack as pack_lower
 from hplm.engine.open_domain import compute_ngrams
 from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.models import base as bases
@@ -119,7 +120,10 @@ def build_plot(
         raise DataError("the corpus holds no text")
     base = bases.load(store.base(base_name))
     _check_not_of_another_base(store, base, plot_name)
+    computing = choose_dtype(dtype, CPU)
     lower = load_lower(base)
+    # Packed as for serving, so that a table holds what a miss would compute.
+    pack_lower(lower, computing)
     counted = count_grams(documents, base, progress)
     kept = counted.top(percent)
     seen = int(counted.counts[: len(kept)].sum())
@@ -142,7 +146,7 @@ def build_plot(
             lower,
             base.fingerprint,
             {"corpus": record},
-            choose_dtype(dtype, CPU),
+            computing,
             partial(progress.advance, bar),
         )
     return record

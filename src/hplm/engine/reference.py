@@ -25,8 +25,9 @@ from hplm.engine.kernels.int8 import (
     quantise_half,
     quantise_static,
 )
+from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.models.base import Base
-from hplm.models.layers import Attend, TransformerLayer, UpperLayers
+from hplm.models.layers import Attend, HalfLayer, TransformerLayer, UpperLayers
 from hplm.models.lower import LowerEncoder
 from hplm.plot import table as tables
 from hplm.plot.keys import bits
@@ -101,6 +102,39 @@ def answer(ngram: list[int], levels: Sequence[Stored], lower: LowerEncoder | Non
         return vectors
 
 
+def ngram_encoder(ngram: Sequence[int], lower: NgramEncoder) -> npt.NDArray[np.float64]:
+    """Compute the vector `[H]` of one n-gram as `NgramEncoder.compute` does, place by place in fp64."""
+    weights = {name: tensor.double().numpy() for name, tensor in lower.state_dict().items()}
+    hidden = weights["bias"]
+    for place, token in enumerate(ngram):
+        if token != lower.config.pad_id or place == centre(len(ngram)):
+            hidden = hidden + weights[f"places.{place}.weight"] @ weights["word_embeddings.weight"][token]
+
+    def norm(name: str, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        scaled = (values - values.mean()) / np.sqrt(values.var() + lower.config.layer_norm_eps)
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    hidden = norm("embedding_norm", hidden)
+    for block in range(lower.config.window_layers):
+        name = f"blocks.{block}"
+        inner = weights[f"{name}.ffn_in.weight"] @ hidden + weights[f"{name}.ffn_in.bias"]
+        inner = np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in inner])
+        hidden = norm(
+            f"{name}.ffn_norm", hidden + weights[f"{name}.ffn_out.weight"] @ inner + weights[f"{name}.ffn_out.bias"]
+        )
+    return hidden
+
+
+def int8_ngram_encoder(ngrams: Tensor, lower: NgramEncoder, ranges: Sequence[Ranges]) -> Tensor:
+    """Compute vectors `[W, H]` of n-grams `[W, n]` with the blocks' products in int8, multiplied in fp64."""
+    with torch.inference_mode():
+        hidden = lower.embed(ngrams)
+        for block, measured in zip(lower.blocks, ranges, strict=True):
+            assert isinstance(block, HalfLayer)
+            hidden = block.ffn_norm(hidden + int8_feed_forward(block, measured, hidden))
+    return hidden
+
+
 def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor:
     """Compute the last hidden states `[T, H]` of one text, with its tenant's adapter in each layer."""
     with torch.inference_mode():
@@ -164,7 +198,7 @@ def word_logits(outputs: Logits, num_labels: int, tokens: Tokens) -> Logits:
     return result
 
 
-def int8_feed_forward(layer: TransformerLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
+def int8_feed_forward(layer: HalfLayer, ranges: Ranges, hidden: Tensor) -> Tensor:
     """Compute a feed-forward half as `kernels.int8` does, its integers multiplied in fp64: `[N, H]` -> `[N, H]`."""
     half = quantise_half(layer, ranges)
     inner = F.gelu(_int8_static(half.first, hidden))

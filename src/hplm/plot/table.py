@@ -122,6 +122,8 @@ def write(
         "dtype": "float16",
         "keys": "packed" if key_codec.fits(size, config.vocab_size) else "hashed",
         "base": fingerprint,
+        "lower_form": config.lower_form,
+        "window": config.window,
         **(meta or {}),
     }
     with artifact.publish(folder, KIND, manifest) as partial:
@@ -212,8 +214,8 @@ def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
     meta = stored.meta
     if meta.get("base") != fingerprint:
         raise WrongBaseError(
-            f"{folder} was built for base {meta.get('base')}, this base is {fingerprint}: "
-            "build the table again with `hplm build plot`"
+            f"{folder} was built for base {meta.get('base')}, this base is {fingerprint}: build the table again with "
+            f"`hplm build plot`. It holds vectors of form {meta.get('lower_form')!r} for n-grams of {meta.get('window')} tokens"
         )
     if verify:
         stored.verify()

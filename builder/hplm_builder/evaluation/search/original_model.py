@@ -42,6 +42,7 @@ class OriginalModel:
             self.folder,
             name=config.name,
             lower_layers=1,
+            lower_form=config.lower_form,
             window=config.window,
             window_layers=1,
             max_tokens=config.max_tokens,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hplm.core.settings import BaseConfig
-from hplm.engine.kernels.int8 import pack_half
+from hplm.engine.kernels.int8 import Ranges, pack_half
 from hplm.engine.kernels.int8_ranges import block_ranges_of, sample_ngrams
 from hplm.engine.kernels.scripted import scripted
 from hplm.engine.ngram_encoder.run_blocks import RunBlocks
@@ -40,14 +40,19 @@ class NgramEncoder(LowerEncoder):
     def vectors_per_ngram(n: int) -> int:
         return 1
 
-    def compute(self, ngrams: Tensor) -> Tensor:
+    def embed(self, ngrams: Tensor) -> Tensor:
+        """Compute the input of the first block `[W, H]` from n-grams `[W, n]`."""
         is_token = ngrams != self.config.pad_id
         is_token[:, centre(self.config.window)] = True
         words = self.word_embeddings(ngrams) * is_token.unsqueeze(-1)
         hidden = self.bias
         for place, projection in enumerate(self.places):
             hidden = hidden + projection(words[:, place])
-        hidden = self.embedding_norm(hidden)
+        normed: Tensor = self.embedding_norm(hidden)
+        return normed
+
+    def compute(self, ngrams: Tensor) -> Tensor:
+        hidden = self.embed(ngrams)
         for block in self.blocks:
             hidden = block(hidden)
         return hidden.unsqueeze(1)
@@ -67,8 +72,7 @@ class NgramEncoder(LowerEncoder):
     def make_packed(self, dtype: torch.dtype, int8_base: Base | None) -> nn.Module | None:
         int8 = []
         if int8_base is not None:
-            grams = sample_ngrams(int8_base)
-            ranges = block_ranges_of(self.blocks, lambda: self.compute(grams))
+            ranges = self.measure_ranges(int8_base)
             int8 = [pack_half(*pair) for pair in zip(self._halves(), ranges, strict=True)]
         weights = torch.cat([projection.state_dict()["weight"] for projection in self.places], 1)
         packed: nn.Module = scripted(
@@ -87,6 +91,11 @@ class NgramEncoder(LowerEncoder):
         # The packed module has its own matrices.
         self.places, self.blocks = nn.ModuleList(), nn.ModuleList()
         return packed
+
+    def measure_ranges(self, base: Base) -> list[Ranges]:
+        """Measure the ranges of each block's products on sample n-grams of the encoder's base."""
+        grams = sample_ngrams(base)
+        return block_ranges_of(self.blocks, lambda: self.compute(grams))
 
     def _halves(self) -> list[HalfLayer]:
         return [block for block in self.blocks if isinstance(block, HalfLayer)]

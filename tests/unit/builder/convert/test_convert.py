@@ -68,7 +68,7 @@ def text_of(count: int, seed: int) -> PackedText:
 
 def shape_of(folder: Path, **change: int) -> convert.BaseConfig:
     values = {"lower_layers": 2, "window": 3, "window_layers": 2, "max_tokens": 40} | change
-    return base_config(folder, name="small", **values)
+    return base_config(folder, name="small", **{"lower_form": "windows", **values})
 
 
 def test_our_layers_compute_what_transformers_computes(any_folder: Path) -> None:

@@ -97,7 +97,9 @@ def save(folder: Path, kind: type[BertModel] | type[BertForSequenceClassificatio
 
 def first_key(folder: Path) -> torch.Tensor:
     """Rows of the first layer's query weights as a conversion reads them."""
-    config = base_config(folder, name="x", lower_layers=1, window=3, window_layers=1, max_tokens=40)
+    config = base_config(
+        folder, name="x", lower_layers=1, lower_form="windows", window=3, window_layers=1, max_tokens=40
+    )
     return load_original(folder, config).state_dict()["layers.0.qkv.weight"][:32]
 
 

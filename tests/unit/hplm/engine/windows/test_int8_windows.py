@@ -125,7 +125,7 @@ def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(
     enlarge(lower.layers[0])
     in_int8(base, lower, dtype)
     # The first layer has channels apart.
-    assert [len(one) for one in lower.packed.layers] == [7, 4]  # type: ignore[union-attr, arg-type]
+    assert [len(one) for one in lower.packed.int8_apart] == [3, 0]  # type: ignore[union-attr, arg-type]
     windows = tiny.some_ngrams(base, 600)
     together = compute_ngrams(lower, windows, dtype)
     for size in (1, 2, 3, 8, 15, 40, 150, 257):
