@@ -35,6 +35,7 @@ from hplm_builder.convert.base import (
     model_folder,
     origin_of,
     ship,
+    shipped_bases,
 )
 from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.training import ConvertSettings
@@ -97,7 +98,9 @@ def base(
     ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
     name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
-    shipped: Annotated[bool, typer.Option(help="Take the shipped conversion of MiniLM; nothing is trained.")] = False,
+    shipped: Annotated[
+        bool, typer.Option(help="Take a shipped conversion of MiniLM, by --name; nothing is trained.")
+    ] = False,
     lower: Annotated[int, typer.Option(help="Layers that PLOT replaces.")] = 3,
     lower_form: Annotated[
         str,
@@ -141,15 +144,17 @@ def base(
     """
     target = Store.at(store)
     head = None if shipped else check_model(model)
-    if name == DEFAULT_BASE and origin_of(model) != origin_of(Path("minilm")):
-        raise ConfigError(f"the name {DEFAULT_BASE} is reserved for MiniLM, the default base: give another --name")
+    if name in shipped_bases() and origin_of(model) != origin_of(Path("minilm")):
+        raise ConfigError(f"the name {name} is reserved for a shipped base of MiniLM: give another --name")
     if shipped:
         extra = sorted(
-            option for option in context.params if option not in ("shipped", "store") and is_given(context, option)
+            option
+            for option in context.params
+            if option not in ("shipped", "store", "name") and is_given(context, option)
         )
         if extra:
             raise ConfigError(f"--shipped trains nothing: leave out --shipped or --{extra[0].replace('_', '-')}")
-        report = install_shipped(target)
+        report = install_shipped(target, name)
     else:
         if head is not None:
             say(
@@ -500,6 +505,9 @@ def fleet(
         Shape, typer.Option(help="minilm: the shipped base; bert-base: a base of BERT-base's size with seeded weights.")
     ] = "minilm",
     tenants: Annotated[int, typer.Option(min=1, help="Number of tenants, all different.")] = 10_000,
+    lower_form: Annotated[
+        str, typer.Option(help="Form of the base's lower layers: see `build base`.")
+    ] = NgramEncoder.form,
     task: Annotated[
         list[Path] | None,
         typer.Option(help="Folder with train.*, dev.* and test.* of a task for fine-tuning tenants; repeat for more."),
@@ -520,7 +528,7 @@ def fleet(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write; default: build/fleet-SHAPE-TENANTS, with -cls or -rFACTOR at the end if these are given."
+            help="Folder to write; default: build/fleet-SHAPE-TENANTS, with -cls, -rFACTOR or -FORM at the end if given."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -546,11 +554,14 @@ def fleet(
       hplm serve --models build/fleet-bert-base-1000/models
     """
     width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
-    folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}")
+    form = "" if lower_form == NgramEncoder.form else f"-{lower_form}"
+    folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}{form}")
     settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
     tuned = FineTunedFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
-        models = make_benchmark_repository(folder, shape, tenants, seed, progress, tuned, pooling, reduction_factor)
+        models = make_benchmark_repository(
+            folder, shape, lower_form, tenants, seed, progress, tuned, pooling, reduction_factor
+        )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
 

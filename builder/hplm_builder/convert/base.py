@@ -175,23 +175,38 @@ def ship(store: Store, name: str, folder: Path) -> None:
     (folder / "about.json").write_text(json.dumps(artifact.read(base.folder, KIND).meta, indent=2) + "\n")
 
 
-def ensure_base(store: Store) -> Base:
-    """Load the shipped base, and install it first if the store lacks it or it is broken. Raises as `install_shipped` does."""
+def shipped_bases() -> list[str]:
+    """Return the names of the conversions that the builder ships, all of MiniLM."""
+    return sorted(path.parent.name for path in SHIPPED.glob("*/about.json"))
+
+
+def shipped_with(lower_form: str) -> str:
+    """Return the name of the shipped base whose lower layers have that form. Raises ConfigError."""
+    for name in shipped_bases():
+        if json.loads((SHIPPED / name / "about.json").read_text())["config"]["lower_form"] == lower_form:
+            return name
+    raise ConfigError(f"no base with lower layers of form {lower_form!r} is shipped")
+
+
+def ensure_base(store: Store, name: str = DEFAULT_BASE) -> Base:
+    """Load a shipped base, and install it first if the store lacks it or it is broken. Raises as `install_shipped` does."""
     try:
-        return bases.load(store.base(DEFAULT_BASE))
+        return bases.load(store.base(name))
     except ArtifactError:
-        install_shipped(store)
-        return bases.load(store.base(DEFAULT_BASE))
+        install_shipped(store, name)
+        return bases.load(store.base(name))
 
 
-def install_shipped(store: Store) -> dict[str, Any]:
-    """Publish the shipped conversion of MiniLM, with the original's word embeddings.
+def install_shipped(store: Store, name: str = DEFAULT_BASE) -> dict[str, Any]:
+    """Publish a shipped conversion of MiniLM, with the original's word embeddings.
 
-    Raises ConfigError if the store has another base of its name that domains stand on.
+    Raises ConfigError if no such base is shipped, or if the store has another base of its name that domains stand on.
     """
-    about: dict[str, Any] = json.loads((SHIPPED / DEFAULT_BASE / "about.json").read_text())
-    config = parse_settings(BaseConfig, about.pop("config"), f"{SHIPPED / DEFAULT_BASE}/about.json")
-    state = load_file(SHIPPED / DEFAULT_BASE / "converted.safetensors")
+    if name not in shipped_bases():
+        raise ConfigError(f"no base {name!r} is shipped; there are {', '.join(shipped_bases())}")
+    about: dict[str, Any] = json.loads((SHIPPED / name / "about.json").read_text())
+    config = parse_settings(BaseConfig, about.pop("config"), f"{SHIPPED / name}/about.json")
+    state = load_file(SHIPPED / name / "converted.safetensors")
     halves: dict[str, dict[str, Tensor]] = {"lower": {}, "upper": {}}
     for key, tensor in state.items():
         half, _, rest = key.partition(".")
@@ -203,11 +218,11 @@ def install_shipped(store: Store) -> dict[str, Any]:
 
     def save(target: Store) -> None:
         tokenizer = (folder / "tokenizer.json").read_bytes()
-        bases.save(target.base(DEFAULT_BASE), config, halves["lower"], halves["upper"], tokenizer, about)
+        bases.save(target.base(name), config, halves["lower"], halves["upper"], tokenizer, about)
 
     with tempfile.TemporaryDirectory(prefix="hplm-base-") as apart:
         # A fingerprint is computed from written files.
         save(Store(Path(apart)))
-        check_unused(store, DEFAULT_BASE, bases.load(Store(Path(apart)).base(DEFAULT_BASE)).fingerprint)
+        check_unused(store, name, bases.load(Store(Path(apart)).base(name)).fingerprint)
     save(store)
     return about

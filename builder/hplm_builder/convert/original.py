@@ -139,6 +139,7 @@ def base_config(
         pad_id=config.pad_token_id,
         relative_buckets=buckets,
         architecture=architecture.model_type,
+        lower_layers=lower_layers,
         lower_form=lower_form,
     )
 

@@ -19,7 +19,10 @@ from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
 from hplm.engine.lower_layers import load_lower, make_lower
+from hplm.engine.lower_layers import lower_form as find_lower_form
+from hplm.engine.lower_layers import pack as pack_lower
 from hplm.engine.open_domain import open_lookup
+from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import ArtifactError, ConfigError, CorruptArtifactError
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -29,7 +32,7 @@ from hplm.registry.registry import Registry
 from hplm.reporting.progress import bar_report
 from hplm.reporting.samples import unseen_paragraphs
 from hplm.store.layout import Store
-from hplm_builder.convert.base import ensure_base, minilm_folder
+from hplm_builder.convert.base import ensure_base, minilm_folder, shipped_with
 from hplm_builder.export.model_folders import export
 from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
 from hplm_builder.fleet.fine_tuned_fleet import DATA, FineTunedFleet, fine_tune_fleet
@@ -107,18 +110,21 @@ def _synthetic_tenants(
         yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
 
 
-def make_bert_base(store: Store, seed: int) -> Base:
+def make_bert_base(store: Store, lower_form: str, seed: int) -> Base:
     """Save a base of BERT-base's shape with seeded weights and MiniLM's tokenizer: good for measurements, not for answers."""
+    is_windows = lower_form == WindowEncoder.form
     config = BaseConfig(
         name=BERT_BASE,
         vocab_size=30_522,
         hidden_size=768,
         num_heads=12,
         intermediate_size=3072,
-        window_layers=6,
+        window_layers=6 if is_windows else 4,
         upper_layers=6,
         max_tokens=256,
-        vectors_per_ngram=3,
+        vectors_per_ngram=find_lower_form(lower_form).vectors_per_ngram(3),
+        lower_layers=6,
+        lower_form=lower_form,
     )
     torch.manual_seed(seed)
     lower, upper = make_lower(config), UpperLayers(config)
@@ -134,7 +140,9 @@ def make_bert_base(store: Store, seed: int) -> Base:
 
 def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
     """Write a PLOT with every n-gram of `texts` and no shorter n-grams, so that all other windows are computed."""
-    lower = load_lower(base)
+    lower, dtype = load_lower(base), choose_dtype("auto", CPU)
+    # Packed as for serving, so that the table holds what a miss would compute.
+    pack_lower(lower, dtype)
     grams = count_grams(texts, base, progress).grams
     bar = progress.add_task("compute root windows", total=len(grams))
     for level, rows in (("bigram", grams[:0, :2]), ("unigram", grams[:0, :1]), ("root", grams)):
@@ -145,7 +153,7 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
             lower,
             base.fingerprint,
             {"corpus": {"texts": len(texts)}},
-            choose_dtype("auto", CPU),
+            dtype,
             lambda count: progress.update(bar, advance=count),
         )
 
@@ -153,6 +161,7 @@ def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Pro
 def make_benchmark_repository(
     folder: Path,
     shape: Shape,
+    lower_form: str,
     tenants: int,
     seed: int,
     progress: Progress,
@@ -164,13 +173,13 @@ def make_benchmark_repository(
 
     `texts.txt` holds the pool, one sentence a line. If `tuned` is given, its tenants are fine-tuned by its settings. Else the
     tenants are synthetic, with `pooling` and `reduction_factor`. Raises ConfigError if the folder was built with another
-    shape, seed, pooling, width, fleet or data.
+    shape, form, seed, pooling, width, fleet or data.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which cannot learn a task: use --shape minilm with --task")
     if tuned:
         reduction_factor = tuned.settings.reduction_factor
-    about: dict[str, Any] = {"shape": shape, "seed": seed}
+    about: dict[str, Any] = {"shape": shape, "lower_form": lower_form, "seed": seed}
     if tuned:
         about |= tuned.about
     else:  # folders from before there was a choice do not name these
@@ -179,7 +188,7 @@ def make_benchmark_repository(
     check_same_fleet(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
-    base = _bench_base(store, shape, seed)
+    base = _bench_base(store, shape, lower_form, seed)
     progress.update(steps, advance=1)
     texts = draw_texts(base.load_text_encoder(), seed)
     listed = "\n".join(texts) + "\n"
@@ -229,13 +238,13 @@ def check_same_fleet(folder: Path, wanted: dict[str, Any]) -> None:
     partial.rename(path)
 
 
-def _bench_base(store: Store, shape: Shape, seed: int) -> Base:
+def _bench_base(store: Store, shape: Shape, lower_form: str, seed: int) -> Base:
     if shape == "minilm":
-        return ensure_base(store)
+        return ensure_base(store, shipped_with(lower_form))
     try:
         return bases.load(store.base(BERT_BASE))
     except ArtifactError:
-        return make_bert_base(store, seed)
+        return make_bert_base(store, lower_form, seed)
 
 
 def _complete_bank(store: Store, base: Base, tenants: int) -> str | None:

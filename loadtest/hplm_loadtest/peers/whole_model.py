@@ -47,7 +47,7 @@ class PeerRequest:
 
 def whole_config(config: BaseConfig) -> BaseConfig:
     """Return the shape of the whole model: the layers that PLOT replaces are computed too, from the embeddings on."""
-    return replace(config, upper_layers=config.window_layers + config.upper_layers)
+    return replace(config, upper_layers=config.original_layers)
 
 
 class WholeModel(nn.Module):

@@ -36,7 +36,8 @@ class BaseConfig:
     """The shape of a converted base, of an `architecture` of `hplm.models.architectures`.
 
     The lower encoder has the form `lower_form`, see `hplm.models.lower`. `window` is n of its n-grams, and for each n-gram it
-    gives `vectors_per_ngram` vectors. `window_layers` is its number of layers, which may exceed the layers that it replaces.
+    gives `vectors_per_ngram` vectors. `window_layers` is its number of layers or blocks. It replaces `lower_layers` layers of
+    the original, `window_layers` if 0.
     `relative_buckets`: number of distances that change attention scores, in a model such as MPNet; else 0.
     """
 
@@ -54,6 +55,7 @@ class BaseConfig:
     pad_id: int = 0
     relative_buckets: int = 0
     architecture: str = "bert"
+    lower_layers: int = 0
     lower_form: str = "windows"
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class BaseConfig:
             self, 1, "vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"
         )
         at_least(self, 3, "max_tokens")
+        at_least(self, 0, "lower_layers")
         if self.hidden_size % self.num_heads:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
         if not 2 <= self.window <= 8:
@@ -69,6 +72,11 @@ class BaseConfig:
             raise ConfigError(f"vectors_per_ngram must be 1 to window, {self.window}, got {self.vectors_per_ngram}")
         if self.relative_buckets % 4 or not 0 <= self.relative_buckets < 512:
             raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
+
+    @property
+    def original_layers(self) -> int:
+        """The number of layers of the model that the base was converted from."""
+        return (self.lower_layers or self.window_layers) + self.upper_layers
 
     def reduced_size(self, reduction_factor: int) -> int:
         """Return the bottleneck of adapters with this reduction factor."""
