@@ -16,6 +16,7 @@ from hplm_client import ManageClient
 from hypothesis import HealthCheck, settings
 
 import hplm_cli
+from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.runtime import rate_limited_log
@@ -135,9 +136,13 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model folders of a tiny base in fp32, miss mode `compute`, fewer slots than tenants."""
-    return tiny.make_repository(tmp_path_factory.mktemp("tiny"))
+def tiny_models(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Model folders of a tiny base in fp32, miss mode `compute`, fewer slots than tenants.
+
+    The lower layers have the default form, or the form that a test gives: see `tiny.BOTH_FORMS`.
+    """
+    form = getattr(request, "param", NgramEncoder.form)
+    return tiny.make_repository(tmp_path_factory.mktemp("tiny"), shape=tiny.config(form=form))
 
 
 @pytest.fixture(scope="session")

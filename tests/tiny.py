@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from hplm_builder.export import register
 from hplm_builder.export.model_folders import export
@@ -23,7 +24,8 @@ from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat1
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
-from hplm.engine.lower_layers import lower_form, make_lower
+from hplm.engine.lower_layers import LOWER_FORMS, lower_form, make_lower
+from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.models import base as bases
 from hplm.models.layers import UpperLayers
 from hplm.models.lower import LowerEncoder
@@ -50,6 +52,11 @@ OTHER_TASKS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "alike": ("regression", ("score",), 2),
     "follows": ("classification", ("no", "yes"), 2),
 }
+
+# For tests of what both forms of lower layers have in common.
+BOTH_FORMS = pytest.mark.parametrize("form", tuple(LOWER_FORMS))
+# The same for tests that use the fixtures `tiny_models`, `tiny_store` or `tiny_base`.
+BASES_OF_BOTH_FORMS = pytest.mark.parametrize("tiny_models", tuple(LOWER_FORMS), indirect=True, scope="session")
 
 
 def tokenizer() -> Tokenizer:
@@ -82,7 +89,7 @@ def config(
     window: int = 3,
     name: str = "tiny",
     *,
-    form: str = "windows",
+    form: str = NgramEncoder.form,
     hidden_size: int = 48,
     upper_layers: int = 2,
     max_tokens: int = 40,

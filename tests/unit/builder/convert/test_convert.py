@@ -21,7 +21,8 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 from transformers import AutoModel, BertModel, MPNetModel
 
-from hplm.engine.lower_layers import load_lower
+from hplm.engine.lower_layers import LOWER_FORMS, load_lower
+from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.errors import ConfigError, DataError
 from hplm.models import base as bases
 from hplm.models.layers import packed_attention
@@ -66,9 +67,9 @@ def text_of(count: int, seed: int) -> PackedText:
     return PackedText(rng.integers(1, 40, int(lengths.sum())), lengths)
 
 
-def shape_of(folder: Path, **change: int) -> convert.BaseConfig:
+def shape_of(folder: Path, form: str = NgramEncoder.form, **change: int) -> convert.BaseConfig:
     values = {"lower_layers": 2, "window": 3, "window_layers": 2, "max_tokens": 40} | change
-    return base_config(folder, name="small", **{"lower_form": "windows", **values})
+    return base_config(folder, name="small", lower_form=form, **values)
 
 
 def test_our_layers_compute_what_transformers_computes(any_folder: Path) -> None:
@@ -81,7 +82,7 @@ def test_our_layers_compute_what_transformers_computes(any_folder: Path) -> None
 
 
 def test_a_window_of_a_model_with_relative_positions_sees_them(tmp_path: Path) -> None:
-    config = replace(tiny.config(), relative_buckets=8)
+    config = replace(tiny.config(form="windows"), relative_buckets=8)
     lower = load_lower(tiny.make_base(Store(tmp_path), config))
     windows = torch.randint(5, 40, (6, 3))
     assert lower.relative is not None
@@ -95,8 +96,9 @@ def test_a_window_of_a_model_with_relative_positions_sees_them(tmp_path: Path) -
         torch.testing.assert_close(lower(windows), 2 * torch.sigmoid(gate) * hidden, atol=1e-5, rtol=1e-4)
 
 
-def test_training_brings_the_base_nearer_to_the_original(any_folder: Path, tmp_path: Path) -> None:
-    config, held = shape_of(any_folder), text_of(40, 1)
+@tiny.BOTH_FORMS
+def test_training_brings_the_base_nearer_to_the_original(any_folder: Path, tmp_path: Path, form: str) -> None:
+    config, held = shape_of(any_folder, form), text_of(40, 1)
     original = load_original(any_folder, config)
     torch.manual_seed(0)
     model = Converted(config, original)
@@ -114,10 +116,12 @@ class Counting(Progress):
         self.steps += 1
 
 
+@tiny.BOTH_FORMS
 def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    config, original = shape_of(folder), load_original(folder, shape_of(folder))
+    config = shape_of(folder, form)
+    original = load_original(folder, config)
     settings = ConvertSettings(total_tokens=8_000, batch_tokens=1000)
     monkeypatch.setattr(convert, "CHECKPOINT_STEPS", 3)
 
@@ -210,6 +214,7 @@ def converted(
     folder: Path,
     name: str,
     *,
+    form: str = NgramEncoder.form,
     window_layers: int = 3,
     start: bases.Base | None = None,
     learning_rate: float = 1e-3,
@@ -225,6 +230,7 @@ def converted(
         name=name,
         origin="test",
         lower_layers=2,
+        lower_form=form,
         window=2,
         window_layers=window_layers,
         max_tokens=40,
@@ -238,16 +244,19 @@ def converted(
     return found
 
 
-def test_a_conversion_goes_on_from_another_base(folder: Path, store: Store) -> None:
-    first = converted(store, folder, "small")
+@tiny.BOTH_FORMS
+def test_a_conversion_goes_on_from_another_base(folder: Path, store: Store, form: str) -> None:
+    first = converted(store, folder, "small", form=form)
     small = bases.load(store.base("small"))
-    longer = converted(store, folder, "longer", start=small)
+    longer = converted(store, folder, "longer", form=form, start=small)
     assert longer["started_from"] == small.fingerprint
     # Within the precision of float16.
     assert longer["before"]["relative"] == pytest.approx(first["after"]["relative"], rel=0.01)
     assert longer["after"]["relative"] < longer["before"]["relative"]
-    with pytest.raises(ConfigError, match="base small has another shape"):
-        converted(store, folder, "other", window_layers=2, start=small)
+    (other,) = {*LOWER_FORMS} - {form}
+    for changed in ({"form": form, "window_layers": 2}, {"form": other}):
+        with pytest.raises(ConfigError, match="base small has another shape"):
+            converted(store, folder, "other", start=small, **changed)  # type: ignore[arg-type]
 
 
 def test_a_base_that_domains_stand_on_is_not_replaced_by_other_weights(folder: Path, store: Store) -> None:

@@ -41,17 +41,17 @@ def test_bases_that_are_missing_are_named_with_the_commands_that_make_them(bench
 def test_all_cuts_are_compared_once_their_bases_exist(tmp_path: Path, bench: Place) -> None:
     store = tmp_path / "store"
     for cut in CUTS[:-1]:
-        tiny.make_base(evaluated.Store(store), tiny.config(window=cut.window, name=cut.name))
+        tiny.make_base(evaluated.Store(store), tiny.config(window=cut.window, form="windows", name=cut.name))
     with pytest.raises(MissingArtifactError, match="1 of 6"):
         find_bases(store, [])
-    tiny.make_base(evaluated.Store(store), tiny.config(window=CUTS[-1].window, name=CUTS[-1].name))
+    tiny.make_base(evaluated.Store(store), tiny.config(window=CUTS[-1].window, form="windows", name=CUTS[-1].name))
     assert [base.config.window for base in find_bases(store, [])] == [2, 3, 5, 3, 3, 3]
 
 
 def test_bases_of_any_n_are_compared_under_their_folders_names(bench: Place) -> None:
     folders = []
     for window in (2, 5):
-        made = tiny.make_base(bench.store, tiny.config(window=window, name=f"n{window}"))
+        made = tiny.make_base(bench.store, tiny.config(window=window, form="windows", name=f"n{window}"))
         folders += ["--base", str(made.folder)]
     report = report_of(bench, "cuts", "--base", str(bench.base.folder), *folders)
     rows = {(row["task"], row["base"]): row for row in report["rows"]}

@@ -38,7 +38,7 @@ SETTINGS = TrainSettings(epochs=3, learning_rates=(1e-2,), batch_examples=64, se
 def numbers_of(task: str, folder: Path) -> dict[str, Any]:
     """Return scores, losses and sums over the trained weights of one task, from a base made anew."""
     store = Store(folder / "store")
-    base = tiny.make_base(store, tiny.config())
+    base = tiny.make_base(store, tiny.config(form="windows"))
     build_plot(store, "tiny", tiny.PLOT, tiny.sentences(50), 30.0, Progress(disable=True), dtype="float32")
     lookup = open_lineage(store, base, ["plots/general"], dtype=torch.float32)
     made = train_tenant(base, lookup, task, DATA[task], SETTINGS)

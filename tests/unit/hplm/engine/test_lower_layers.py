@@ -31,7 +31,7 @@ def centre(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseConfig:
 
 
 def test_an_unknown_form_is_refused_with_the_forms_there_are(centre: BaseConfig) -> None:
-    with pytest.raises(ConfigError, match=r"no lower form 'guess'; there are windows, centre: install the package"):
+    with pytest.raises(ConfigError, match=r"no lower form 'guess'; there are ngram-encoder, windows, centre: install"):
         lower_form("guess")
     assert type(make_lower(centre)).__name__ == CentreToken.__name__
 

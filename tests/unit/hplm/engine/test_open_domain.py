@@ -32,11 +32,12 @@ def texts_of(base: Base, count: int, seed: int) -> list[np.ndarray]:
     return [rng.integers(1, config.vocab_size, rng.integers(1, config.max_tokens + 1)) for _ in range(count)]
 
 
+@tiny.BOTH_FORMS
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("miss", ["backoff", "compute"])
-def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss: str) -> None:
+def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss: str, form: str) -> None:
     store = Store(tmp_path)
-    base = tiny.make_base(store, tiny.config(window=n))
+    base = tiny.make_base(store, tiny.config(window=n, form=form))
     build_plot(store, "tiny", "p", tiny.sentences(40), 40.0, Progress(disable=True))
     lookup = open_lineage(store, base, ["plots/p"], miss=miss, dtype=torch.float32)
     # Half of the texts are of the corpus, half of random tokens that no table has.
@@ -53,6 +54,7 @@ def test_the_lookup_equals_the_dictionary_reference(tmp_path: Path, n: int, miss
         np.testing.assert_allclose(got, wanted, atol=4e-3, rtol=4e-3)
 
 
+@tiny.BASES_OF_BOTH_FORMS
 def test_compute_mode_equals_the_lower_layers_on_every_window(tiny_store: Store, tiny_base: Base) -> None:
     lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=16, dtype=torch.float32)
     lower = load_lower(tiny_base)
@@ -65,7 +67,7 @@ def test_compute_mode_equals_the_lower_layers_on_every_window(tiny_store: Store,
 
 
 def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then_bigrams_then_unigrams() -> None:
-    config = tiny.config()
+    config = tiny.config(form="windows")
 
     def level(name: str, grams: list[list[int]], value: float) -> PlotTable:
         sorted_grams = table.sort_grams(np.array(grams), config.vocab_size)
@@ -87,6 +89,7 @@ def test_a_window_is_looked_for_in_the_branch_then_the_parent_then_the_root_then
     assert got == pytest.approx([(1 + 2) / 2, (1 + 2 + 4) / 3, (2 + 4) / 2, (4 + 8) / 2, (8 + 16) / 2], rel=1e-3)
 
 
+@tiny.BASES_OF_BOTH_FORMS
 def test_texts_of_one_batch_do_not_see_each_other(tiny_store: Store, tiny_base: Base) -> None:
     lookup = open_lineage(tiny_store, tiny_base, ["plots/general"], dtype=torch.float32)
     texts = texts_of(tiny_base, 6, 9)
@@ -95,6 +98,7 @@ def test_texts_of_one_batch_do_not_see_each_other(tiny_store: Store, tiny_base: 
     np.testing.assert_allclose(together, alone, atol=2e-3, rtol=2e-3)
 
 
+@tiny.BASES_OF_BOTH_FORMS
 @pytest.mark.parametrize("seed", range(5))
 def test_a_text_gets_the_same_bits_when_its_windows_are_computed_and_when_they_are_remembered(
     tiny_store: Store, tiny_base: Base, seed: int
@@ -109,6 +113,7 @@ def test_a_text_gets_the_same_bits_when_its_windows_are_computed_and_when_they_a
     assert np.array_equal(lookup.hidden_states(ids, [len(ids)]), first)
 
 
+@tiny.BASES_OF_BOTH_FORMS
 @pytest.mark.parametrize("miss", ["compute", "backoff"])
 def test_warming_up_leaves_nothing_behind(tiny_store: Store, tiny_base: Base, miss: str) -> None:
     cold, warm = (open_lookup(tiny_store, tiny_base, "general", miss=miss) for _ in range(2))
@@ -120,6 +125,7 @@ def test_warming_up_leaves_nothing_behind(tiny_store: Store, tiny_base: Base, mi
     assert warm.windows_by_level == cold.windows_by_level
 
 
+@tiny.BASES_OF_BOTH_FORMS
 def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, tiny_base: Base) -> None:
     small = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=1, dtype=torch.float32)
     large = open_lineage(tiny_store, tiny_base, ["plots/general"], overlay_windows=4096, dtype=torch.float32)
@@ -138,7 +144,7 @@ def test_an_overlay_smaller_than_a_batch_still_answers_right(tiny_store: Store, 
 def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
     capacity: int, n: int, calls: list[tuple[bool, list[int]]]
 ) -> None:
-    shape = replace(tiny.config(window=n), hidden_size=1, num_heads=1, vocab_size=30_522)
+    shape = replace(tiny.config(window=n, form="windows"), hidden_size=1, num_heads=1, vocab_size=30_522)
     overlay = Overlay(capacity, shape)
     everything = np.repeat(np.arange(10)[:, None], n, axis=1)
     last_used = dict.fromkeys(range(10), 0)
@@ -164,6 +170,7 @@ def test_an_overlay_stays_bounded_and_forgets_the_least_recently_used(
         last_used |= dict.fromkeys(fresh, number)
 
 
+@tiny.BASES_OF_BOTH_FORMS
 def test_computed_windows_are_what_the_table_stores(tiny_store: Store, tiny_base: Base) -> None:
     root = table.load(tiny_store.table("general", "root"), fingerprint=tiny_base.fingerprint)
     grams = np.array(list(reference.level(root))[:20])
@@ -173,6 +180,6 @@ def test_computed_windows_are_what_the_table_stores(tiny_store: Store, tiny_base
 
 
 def test_windows_of_a_single_token_exist() -> None:
-    grams, exists = text_ngrams(np.array([7]), [1], tiny.config())
+    grams, exists = text_ngrams(np.array([7]), [1], tiny.config(form="windows"))
     assert grams.tolist() == [[0, 7, 0]]
     assert exists.tolist() == [[False, True, False]]

@@ -26,7 +26,9 @@ HIDDEN = 6
 
 def shape(n: int, vocab_size: int) -> BaseConfig:
     """Return the shape of a base with that vocabulary and n-grams of up to `n` tokens."""
-    return replace(tiny.config(window=max(2, n)), hidden_size=HIDDEN, num_heads=1, vocab_size=vocab_size)
+    return replace(
+        tiny.config(window=max(2, n), form="windows"), hidden_size=HIDDEN, num_heads=1, vocab_size=vocab_size
+    )
 
 
 def find(opened: PlotTable, grams: np.ndarray) -> np.ndarray:

@@ -42,7 +42,7 @@ def skip_without(dtype: torch.dtype) -> None:
 def test_packed_lower_layers_give_what_they_gave(dtype: torch.dtype, buckets: int) -> None:
     skip_without(dtype)
     torch.manual_seed(0)
-    lower = WindowEncoder(replace(tiny.config(), relative_buckets=buckets))
+    lower = WindowEncoder(replace(tiny.config(form="windows"), relative_buckets=buckets))
     windows = torch.from_numpy(tiny.some_ngrams(lower, 60))
     windows[:20, 0] = windows[20:30, 2] = lower.config.pad_id
     torch.nn.init.normal_(lower.gate_weight, std=0.2)
@@ -67,7 +67,7 @@ def test_packed_lower_layers_give_what_they_gave(dtype: torch.dtype, buckets: in
 def packed_lower(dtype: torch.dtype) -> LowerEncoder:
     # Products smaller than a real base's are computed differently by their size.
     torch.manual_seed(0)
-    lower = WindowEncoder(tiny.config(hidden_size=384))
+    lower = WindowEncoder(tiny.config(form="windows", hidden_size=384))
     torch.nn.init.normal_(lower.gate_weight, std=0.05)
     lowers.pack(lower, dtype)
     return lower
@@ -82,7 +82,9 @@ def test_as_one_function_packed_lower_layers_give_the_same_bits(
     skip_without(dtype)
     if quantization == "int8" and not torch.cpu._is_vnni_supported():
         pytest.skip("this processor has no VNNI")
-    base = tiny.make_base(Store(tmp_path), replace(tiny.config(hidden_size=128), relative_buckets=buckets))
+    base = tiny.make_base(
+        Store(tmp_path), replace(tiny.config(form="windows", hidden_size=128), relative_buckets=buckets)
+    )
     lower = load_lower(base)
     torch.nn.init.normal_(lower.gate_weight, std=0.05)
     with torch.inference_mode():
@@ -220,11 +222,11 @@ def test_packed_lower_layers_are_not_saved_without_their_matrices(tiny_base: Bas
     assert not any(tmp_path.iterdir())
 
 
-def test_what_has_no_order_of_its_own_stays_as_it_is(tiny_base: Base) -> None:
-    lower = load_lower(tiny_base)
+def test_what_has_no_order_of_its_own_stays_as_it_is() -> None:
+    lower = WindowEncoder(tiny.config(form="windows"))
     lowers.pack(lower, torch.float16)
     assert lower.packed is None
-    assert len(lower.layers) == tiny_base.config.window_layers
+    assert len(lower.layers) == lower.config.window_layers
     assert not can_pack(torch.device("cuda"), torch.float32)
     assert not can_pack(CPU, torch.float16)
 

@@ -164,7 +164,7 @@ def test_a_conversion_starts_from_the_originals_feed_forward_halves_and_the_toke
 
 def test_a_table_of_another_form_is_refused_and_its_form_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    tiny.make_base(store, tiny.config(5))
+    tiny.make_base(store, tiny.config(5, form="windows"))
     build_plot(store, "tiny", "p", tiny.sentences(5), 50.0, Progress(disable=True))
     other = tiny.make_base(Store(tmp_path / "other"), tiny.config(form=FORM))
     with pytest.raises(WrongBaseError, match="vectors of form 'windows' for n-grams of 5 tokens"):

@@ -26,6 +26,7 @@ from hplm.engine.windows.encoder import WindowEncoder
 from hplm.engine.windows.int8_windows import measure_window_ranges, quantise_window_layer
 from hplm.engine.windows.run_windows import RunWindows
 from hplm.errors import ConfigError
+from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import has_bfloat16
 from hplm.models.layers import TransformerLayer
@@ -47,6 +48,22 @@ FORMATS = pytest.mark.parametrize(
     ],
     ids=str,
 )
+
+
+@pytest.fixture(scope="module")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model folders of a tiny base whose lower layers are windows."""
+    return tiny.make_repository(tmp_path_factory.mktemp("windows"), shape=tiny.config(form="windows"))
+
+
+@pytest.fixture(scope="module")
+def tiny_store(tiny_models: Path) -> Store:
+    return Store(tiny_models.parent / "store")
+
+
+@pytest.fixture(scope="module")
+def tiny_base(tiny_store: Store) -> Base:
+    return bases.load(tiny_store.base("tiny"))
 
 
 def in_int8(base: Base, lower: LowerEncoder, dtype: torch.dtype = torch.float32) -> LowerEncoder:
@@ -120,7 +137,7 @@ def test_a_window_has_the_same_bits_whatever_others_are_computed_with_it(
 ) -> None:
     skip_without_avx512(dtype)
     # Products smaller than a real base's are computed differently by their size.
-    base = tiny.make_base(Store(tmp_path), tiny.config(hidden_size=hidden))
+    base = tiny.make_base(Store(tmp_path), tiny.config(form="windows", hidden_size=hidden))
     lower = load_lower(base)
     enlarge(lower.layers[0])
     in_int8(base, lower, dtype)
@@ -218,7 +235,7 @@ def test_layers_in_integers_are_not_saved(tiny_base: Base, tmp_path: Path) -> No
 
 @needs_vnni
 def test_a_base_that_knows_distances_has_it_too(tmp_path: Path) -> None:
-    base = tiny.make_base(Store(tmp_path), replace(tiny.config(), relative_buckets=16))
+    base = tiny.make_base(Store(tmp_path), replace(tiny.config(form="windows"), relative_buckets=16))
     windows = tiny.some_ngrams(base, 100)
     found = compute_ngrams(in_int8(base, load_lower(base)), windows, torch.float32)
     assert moved(found, compute_ngrams(load_lower(base), windows, torch.float32)) < 0.05
