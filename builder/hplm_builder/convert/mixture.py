@@ -13,18 +13,29 @@ from hplm.errors import DataError
 from hplm.plot.ngrams import Ids
 from hplm_builder.convert.training import PackedText
 from hplm_builder.data.corpus_file import read_corpus
+from hplm_builder.data.evaluated_texts import is_evaluated
 from hplm_builder.data.text_sources import SOURCES, passages
 from hplm_builder.data.tokenising import tokenise_in_batches
 
-# Shares of the named sources. With a share of 1 film reviews would outweigh the rest.
+# Share of each named source's passages; a share of 3 takes each passage three times. With shares of 1 PubMed and film reviews
+# would outweigh the rest. Passages of under 12 tokens (questions, entities, titles) have about a tenth of all tokens.
 SHARES: Mapping[str, float] = {
-    "pubmed": 1.0,
+    "pubmed": 0.7,
+    "titles": 1.0,
+    "subjects": 2.0,
+    "drugs": 1.0,
     "wikipedia": 1.0,
     "films": 0.5,
     "dialog": 1.0,
+    "chat": 1.0,
+    "sentences": 1.0,
+    "messages": 1.0,
     "snippets": 1.0,
+    "machine-learning": 3.0,
     "phenotypes": 1.0,
+    "phenotype-names": 1.0,
     "icd": 1.0,
+    "icd-names": 1.0,
 }
 HELD_OUT = 0.003
 
@@ -51,20 +62,26 @@ def read_to_count(name: str) -> list[str]:
 def mixture(
     shares: Mapping[str, float], tokenizer_json: Path, max_tokens: int, progress: Progress
 ) -> tuple[PackedText, PackedText]:
-    """Return tokenised passages of all sources: to train on, and held out."""
+    """Return tokenised passages of all sources: to train on, and held out.
+
+    A share below 1 chooses passages at random. A share above 1 repeats passages: 2.5 takes half of them twice, half thrice.
+    """
     tokenizer = load_tokenizer(tokenizer_json)
     cutting, choosing = np.random.default_rng(0), np.random.default_rng(1)
     train: list[Ids] = []
     held_out: list[Ids] = []
     for name, share in progress.track(shares.items(), description="read text"):
-        for ids, lengths in tokenise_in_batches(passages(read_source(name), cutting), tokenizer, max_tokens):
+        texts = passages(read_source(name), cutting)
+        if name in SOURCES:
+            texts = (text for text in texts if not is_evaluated(text))
+        for ids, lengths in tokenise_in_batches(texts, tokenizer, max_tokens):
             draws = choosing.random(len(lengths))
-            kept = choosing.random(len(lengths)) < share
-            for part, draw, keep in zip(np.split(ids, np.cumsum(lengths)[:-1]), draws, kept, strict=True):
+            copies = np.floor(share + choosing.random(len(lengths))).astype(int).tolist()
+            for part, draw, count in zip(np.split(ids, np.cumsum(lengths)[:-1]), draws, copies, strict=True):
                 if draw > 1 - HELD_OUT:
                     held_out.append(part)
-                elif keep:
-                    train.append(part)
+                else:
+                    train += [part] * count
     return _packed(train), _packed(held_out)
 
 

