@@ -265,8 +265,10 @@ def verify_domain(folder: Path) -> None:
 
 
 def gather(lookup_plan: LookupPlan) -> Tensor:
-    """Carry out a plan: float16 `[N, H]`, one `embedding_bag` over the plan's memory."""
+    """Carry out a plan: float16 `[N, H]`, one `embedding_bag` over the plan's memory, or a copy of one vector for each token."""
     counts = np.diff(lookup_plan.offsets)
+    if len(lookup_plan.flat) == len(counts):
+        return torch.from_numpy(lookup_plan.memory).index_select(0, torch.from_numpy(lookup_plan.flat))
     return F.embedding_bag(
         torch.from_numpy(lookup_plan.flat),
         torch.from_numpy(lookup_plan.memory),
