@@ -265,7 +265,7 @@ def verify_domain(folder: Path) -> None:
 
 
 def gather(lookup_plan: LookupPlan) -> Tensor:
-    """Carry out a plan: float16 `[N, H]`, one `embedding_bag` over the plan's memory, or a copy of one vector for each token."""
+    """Carry out a plan: float16 `[N, H]`, one `embedding_bag` over its memory, or a copy where a token has one vector."""
     counts = np.diff(lookup_plan.offsets)
     if len(lookup_plan.flat) == len(counts):
         return torch.from_numpy(lookup_plan.memory).index_select(0, torch.from_numpy(lookup_plan.flat))
