@@ -508,6 +508,14 @@ def fleet(
     lower_form: Annotated[
         str, typer.Option(help="Form of the base's lower layers: see `build base`.")
     ] = NgramEncoder.form,
+    top: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=100,
+            help="The table holds this percentage of the demo's n-grams; 0: none. Default: the pool's n-grams.",
+        ),
+    ] = None,
     task: Annotated[
         list[Path] | None,
         typer.Option(help="Folder with train.*, dev.* and test.* of a task for fine-tuning tenants; repeat for more."),
@@ -528,7 +536,7 @@ def fleet(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write; default: build/fleet-SHAPE-TENANTS, with -cls, -rFACTOR or -FORM at the end if given."
+            help="Folder to write; default: build/fleet-SHAPE-TENANTS, then -cls, -rFACTOR, -FORM, -topPERCENT if given."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -555,12 +563,13 @@ def fleet(
     """
     width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
     form = "" if lower_form == NgramEncoder.form else f"-{lower_form}"
+    form += "" if top is None else f"-top{top:g}"
     folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}{form}")
     settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
     tuned = FineTunedFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
         models = make_benchmark_repository(
-            folder, shape, lower_form, tenants, seed, progress, tuned, pooling, reduction_factor
+            folder, shape, lower_form, top, tenants, seed, progress, tuned, pooling, reduction_factor
         )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 

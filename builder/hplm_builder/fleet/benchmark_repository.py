@@ -33,8 +33,10 @@ from hplm.reporting.progress import bar_report
 from hplm.reporting.samples import unseen_paragraphs
 from hplm.store.layout import Store
 from hplm_builder.convert.base import ensure_base, minilm_folder, shipped_with
+from hplm_builder.data.text_sources import SOURCES
 from hplm_builder.export.model_folders import export
 from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
+from hplm_builder.fleet.demo import PLOT_SOURCES
 from hplm_builder.fleet.fine_tuned_fleet import DATA, FineTunedFleet, fine_tune_fleet
 from hplm_builder.tables.plot_tables import count_grams, has_plot, write_ngrams
 from hplm_builder.tenants.bodies import ADAPTER_AT
@@ -138,12 +140,22 @@ def make_bert_base(store: Store, lower_form: str, seed: int) -> Base:
     return bases.load(store.base(BERT_BASE))
 
 
-def make_pool_plot(store: Store, base: Base, texts: Sequence[str], progress: Progress) -> None:
-    """Write a PLOT with every n-gram of `texts` and no shorter n-grams, so that all other windows are computed."""
+def make_pool_plot(
+    store: Store, base: Base, texts: Sequence[str], progress: Progress, percent: float | None = None
+) -> None:
+    """Write a PLOT without shorter n-grams, so that all n-grams that the root table lacks are computed.
+
+    The root table has every n-gram of `texts`. With a `percent` it has that share of the n-grams of the demo's sources instead,
+    the most frequent ones; 0 gives an empty table.
+    """
     lower, dtype = load_lower(base), choose_dtype("auto", CPU)
     # Packed as for serving, so that the table holds what a miss would compute.
     pack_lower(lower, dtype)
-    grams = count_grams(texts, base, progress).grams
+    if percent is None:
+        grams = count_grams(texts, base, progress).grams
+    else:
+        documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
+        grams = count_grams(documents, base, progress).top(percent)[: None if percent else 0]
     bar = progress.add_task("compute root windows", total=len(grams))
     for level, rows in (("bigram", grams[:0, :2]), ("unigram", grams[:0, :1]), ("root", grams)):
         write_ngrams(
@@ -162,6 +174,7 @@ def make_benchmark_repository(
     folder: Path,
     shape: Shape,
     lower_form: str,
+    percent: float | None,
     tenants: int,
     seed: int,
     progress: Progress,
@@ -173,13 +186,14 @@ def make_benchmark_repository(
 
     `texts.txt` holds the pool, one sentence a line. If `tuned` is given, its tenants are fine-tuned by its settings. Else the
     tenants are synthetic, with `pooling` and `reduction_factor`. Raises ConfigError if the folder was built with another
-    shape, form, seed, pooling, width, fleet or data.
+    shape, form, table, seed, pooling, width, fleet or data.
     """
     if tuned and shape == BERT_BASE:
         raise ConfigError("bert-base has seeded weights, which cannot learn a task: use --shape minilm with --task")
     if tuned:
         reduction_factor = tuned.settings.reduction_factor
     about: dict[str, Any] = {"shape": shape, "lower_form": lower_form, "seed": seed}
+    about |= {} if percent is None else {"top_percent": percent}
     if tuned:
         about |= tuned.about
     else:  # folders from before there was a choice do not name these
@@ -195,7 +209,7 @@ def make_benchmark_repository(
     path = folder / TEXTS
     if not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:
         path.unlink(missing_ok=True)
-        make_pool_plot(store, base, texts, progress)
+        make_pool_plot(store, base, texts, progress, percent)
         path.write_text(listed)
     progress.update(steps, advance=1)
     name_root(store, base, PLOT)

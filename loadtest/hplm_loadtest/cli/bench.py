@@ -62,7 +62,7 @@ TextsOption = Annotated[
     typer.Option(
         "--texts",
         help="pool: texts that a fleet's tables know; unseen: sentences of Wikipedia; shuffled: their words in random orders; "
-        "examples: the tenants' example texts.",
+        "examples: the tenants' example texts; or a file of texts, one a line.",
     ),
 ]
 LookUpThreadsOption = Annotated[

@@ -17,7 +17,9 @@ ORDERS_PER_SENTENCE = 30
 
 
 def texts_of_kind(kind: str, models: Path) -> list[str]:
-    """Return the texts of a kind for a model repository. Raises ConfigError for an unknown kind.
+    """Return the texts of a kind, or the lines of a file, for a model repository.
+
+    Raises ConfigError if `kind` is neither a kind nor a file.
 
     pool: the texts whose n-grams a fleet's tables hold (`hplm build fleet`).
     unseen: sentences of Wikipedia that no table counted.
@@ -37,7 +39,11 @@ def texts_of_kind(kind: str, models: Path) -> list[str]:
         from hplm_loadtest.benchmarks.served_repository import example_texts
 
         return example_texts(models)
-    raise ConfigError(f"no texts {kind!r}; there are {', '.join(get_args(TextKind))}")
+    if (path := Path(kind)).is_file():
+        return read_lines(path)
+    raise ConfigError(
+        f"no texts {kind!r}; there are {', '.join(get_args(TextKind))}, or give a file of texts, one a line"
+    )
 
 
 def wikipedia_sentences(max_characters: int) -> list[str]:
