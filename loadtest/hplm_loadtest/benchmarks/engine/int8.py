@@ -22,7 +22,7 @@ from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import compute_ngrams
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, choose_threads, use_threads
-from hplm.plot.ngrams import text_ngrams
+from hplm.plot.ngrams import middle, text_ngrams
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
@@ -81,8 +81,10 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
         name: np.concatenate([values.ravel() for values in engine.run(load.requests)])
         for name, engine in engines.items()
     }
+    config = base.config
+    exists = (grams != config.pad_id)[:, middle(config.vectors_per_ngram, config.window)]
     vectors = {
-        name: compute_ngrams(layers, grams, dtype)[grams != base.config.pad_id].astype(np.float32)
+        name: compute_ngrams(layers, grams, dtype)[exists].astype(np.float32)
         for name, layers in lower_layers.items()
     }
     run_upper: dict[str, Callable[[], object]] = {
