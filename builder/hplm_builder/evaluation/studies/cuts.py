@@ -45,7 +45,8 @@ class Cut:
         store_option = f"--store {store}"
         if self == DEFAULT_CUT:
             return f"hplm build base --shipped {store_option}"
-        return f"hplm build base --name {self.name} --window {self.window} --window-layers {self.window_layers} {store_option}"
+        return f"hplm build base --name {self.name} --lower-form windows --window {self.window} "
+            f"--window-layers {self.window_layers} {store_option}"
 
 
 DEFAULT_CUT = Cut(3, 3)
