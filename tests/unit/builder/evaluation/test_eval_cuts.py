@@ -31,7 +31,7 @@ def test_bases_that_are_missing_are_named_with_the_commands_that_make_them(bench
     assert isinstance(done.exception, MissingArtifactError)
     words = str(done.exception)
     assert "6 of 6 bases are missing" in words
-    assert f"hplm build base --shipped --store {bench.store.root}" in words
+    assert f"hplm build base --shipped --name minilm-l6 --store {bench.store.root}" in words
     for n in (2, 5):
         assert f"--window {n} --window-layers 3" in words
     for layers in (1, 2, 4):
