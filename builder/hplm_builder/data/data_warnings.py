@@ -29,17 +29,12 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
 
     return [
         *task_named(data.task).warnings(data.labelled, data.labels, tokenise, encoder.max_tokens),
-        *uninformative_test_data(data),
+        *task_named(data.task).test_warnings(data.test),
         *_spelling_warnings(data),
         *_repetition_warnings(data),
         *leak_warnings(data),
         *_truncation_warnings(data, encoder),
     ]
-
-
-def uninformative_test_data(data: LabelledData) -> list[str]:
-    """Return a sentence if the test data cannot tell a good model from a bad one. Such dev data is an error elsewhere."""
-    return task_named(data.task).test_warnings(data.test)
 
 
 def leak_warnings(data: LabelledData) -> list[str]:

@@ -39,10 +39,8 @@ class _ListReader:
 
     def __init__(self, lines: BoundedLines, decoder: json.JSONDecoder) -> None:
         self._lines, self._decoder = lines, decoder
-        self._text, self._at = (
-            "",
-            0,
-        )  # the part of the file in memory, and the position of the next character in that part
+        # The part of the file in memory, and the position of the next character in that part.
+        self._text, self._at = "", 0
         self._line = 1  # the number of the line in which `_text` begins
 
     def objects(self) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hplm.core.columns import Columns, check_use
+from hplm.core.columns import USUAL_COLUMNS, Columns, check_use
 from hplm.errors import DataError
 from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
 from hplm.tasks.task_loader import task_named
@@ -37,14 +37,13 @@ def read_data(
     task: str | None = None,
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
-    columns: Columns | None = None,
+    columns: Columns = USUAL_COLUMNS,
 ) -> LabelledData:
     """Read and check the files of one task. Raises DataError with the file, the line and what was expected.
 
     The named `columns` must be in all files. Labels in the `unlabelled` file are not read. For `task`, `expected_labels` and
     `seed` see `check_data`.
     """
-    columns = columns or Columns()
     files = [_named(file) for file in (train, dev, test, unlabelled) if file is not None]
     check_use(columns, [file.name for file in files])
     parts = [read_file(file, columns, task=task) if file is not None else [] for file in (train, dev, test)]
@@ -73,7 +72,7 @@ def read_folder(folder: Path) -> LabelledData:
     train, dev, test = (_file_of(folder, part) for part in ("train", "dev", "test"))
     if train is None and (folder / single_file_task.NAME).is_file():
         rows = single_file_task.read_parts(folder / single_file_task.NAME)
-        return check_data(*([_example(where, row, Columns()) for where, row in part] for part in rows))
+        return check_data(*([_example(where, row, USUAL_COLUMNS) for where, row in part] for part in rows))
     return read_data(train or folder / "train.jsonl", dev, test)
 
 
@@ -92,25 +91,20 @@ def _named(file: Path | LabelledFile) -> LabelledFile:
 
 
 def read_file(
-    file: Path | LabelledFile,
-    columns: Columns | None = None,
-    *,
-    task: str | None = None,
-    is_labelled: bool = True,
+    file: Path | LabelledFile, columns: Columns = USUAL_COLUMNS, *, task: str | None = None, is_labelled: bool = True
 ) -> list[LabelledText]:
     """Read the examples of one file, without their labels unless `is_labelled`. Raises DataError."""
-    file, columns = _named(file), columns or Columns()
-    name = file.name
+    file = _named(file)
     # Close the generator here, because the traceback of a bad row's error would keep the file open.
-    with closing(read_rows(file.path, name, file.most_bytes, columns, is_labelled=is_labelled)) as rows:
+    with closing(read_rows(file, columns, is_labelled=is_labelled)) as rows:
         examples = [
             _example(where, row, columns, task) if is_labelled else _text(where, row, columns)
             for where, row in itertools.islice(rows, MOST_EXAMPLES + 1)
         ]
     if not examples:
-        raise DataError(f"{name} holds no example")
+        raise DataError(f"{file.name} holds no example")
     if len(examples) > MOST_EXAMPLES:
-        raise DataError(f"{name} holds more than {MOST_EXAMPLES:,} examples: send only some of them")
+        raise DataError(f"{file.name} holds more than {MOST_EXAMPLES:,} examples: send only some of them")
     return examples
 
 

@@ -14,36 +14,29 @@ from hplm.core.columns import Columns, open_table
 from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines
 from hplm.errors import DataError, unreadable
 from hplm_builder.data.json_values import json_values
+from hplm_builder.data.labelled import LabelledFile
 
-LONGEST_RECORD = MOST_LINE_BYTES  # bytes of a line, a CSV record over several lines or a CoNLL sentence
 Row = dict[str, Any]
 BLANKS = " \t\r\n\v\f"
 # A tag of the schemes IOB, BIOES (E: last word, S: single word) or BILOU (L: last word, U: single word).
 _TAG = re.compile("O|[BIESLU]-.+")
 
 
-def read_rows(
-    path: Path,
-    name: str = "",
-    most_bytes: float = math.inf,
-    columns: Columns | None = None,
-    *,
-    is_labelled: bool = True,
-) -> Generator[tuple[str, Row]]:
+def read_rows(file: LabelledFile, columns: Columns, *, is_labelled: bool) -> Generator[tuple[str, Row]]:
     """Yield (place, row) for each row; a row has the keys of its JSON line or of the header.
 
-    Errors call the file `name`, whose ending says the format: .jsonl, .csv, .tsv or .conll. The header must have `columns`,
-    and a label's column if `is_labelled`. Raises DataError, also for a file of more than `most_bytes`.
+    The format is one of .jsonl, .csv, .tsv and .conll. The header must have `columns`, and a label's column if `is_labelled`.
+    Raises DataError.
     """
-    name = name or str(path)
+    name, path = file.name, file.path
     ending = Path(name).suffix.lower()
     if ending not in READERS:
         raise DataError(f"{name}: the ending must be one of {', '.join(READERS)}")
     if path.exists() and not path.is_file():
         raise DataError(f"{name} is not a file")
     try:
-        with path.open("rb") as file, BoundedLines(file, name, most_bytes) as lines:
-            yield from READERS[ending](lines, columns or Columns(), is_labelled)
+        with path.open("rb") as opened, BoundedLines(opened, name, file.most_bytes) as lines:
+            yield from READERS[ending](lines, columns, is_labelled)
     except OSError as error:
         raise unreadable(name, error) from error
 
@@ -67,7 +60,7 @@ def _finite(literal: str) -> float:
 
 
 def _table(lines: BoundedLines, columns: Columns, is_labelled: bool) -> Iterator[tuple[str, Row]]:
-    csv.field_size_limit(LONGEST_RECORD)
+    csv.field_size_limit(MOST_LINE_BYTES)
     names, rows = open_table(lines, columns, is_labelled=is_labelled)
     lines.end_record()
     try:

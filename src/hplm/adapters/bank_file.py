@@ -48,8 +48,7 @@ class _Entry:
     @property
     def card(self) -> dict[str, Any]:
         """The card's values, as `hplm.adapters.tenant.card_meta` writes them."""
-        card: dict[str, Any] = json.loads(self.line)["card"]
-        return card
+        return json.loads(self.line)["card"]
 
 
 class BankFile:

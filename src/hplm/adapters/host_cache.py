@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -19,6 +20,15 @@ LOAD_THREADS = 8
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+@dataclass(eq=False)
+class _Load(Generic[Value]):
+    """A load. It waits for a thread until `is_running`. `is_unwanted`: its key was dropped meanwhile."""
+
+    future: Future[Value] = field(default_factory=Future)
+    is_running: bool = False
+    is_unwanted: bool = False
 
 
 class HostCache(Generic[Key, Value]):
@@ -43,9 +53,7 @@ class HostCache(Generic[Key, Value]):
         self._capacity = capacity
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Value] = OrderedDict()
-        self._loading: dict[Key, Future[Value]] = {}
-        self._running: set[Key] = set()  # keys of `_loading` whose load runs; the other loads wait for a thread
-        self._unwanted: set[Key] = set()  # keys that were dropped during their load
+        self._loading: dict[Key, _Load[Value]] = {}
         self._threads = DaemonThreads(num_threads, "hplm-load")
         # For a stage that failed to start and never calls `close`.
         weakref.finalize(self, self._threads.close)
@@ -60,19 +68,19 @@ class HostCache(Generic[Key, Value]):
 
     def fetch(self, key: Key) -> Future[Value]:
         """Return a future of the value. Callers that fetch a key while it loads share the load."""
-        future: Future[Value] = Future()
+        load = _Load[Value]()
         with self._lock:
             if (kept := self._touched(key)) is not None:
-                future.set_result(kept)
-                return future
+                load.future.set_result(kept)
+                return load.future
             if key in self._loading:
-                return self._loading[key]
-            self._loading[key] = future
+                return self._loading[key].future
+            self._loading[key] = load
         try:
-            self._threads.run(partial(self._run, key, future))
+            self._threads.run(partial(self._run, key, load))
         except RuntimeError as error:
             self._give_up([key], self._unstarted(error))
-        return future
+        return load.future
 
     def _touched(self, key: Key) -> Value | None:
         if key not in self._kept:
@@ -86,7 +94,7 @@ class HostCache(Generic[Key, Value]):
             with self._lock:
                 dropped = self._kept.pop(key, None)
                 if key in self._loading:
-                    self._unwanted.add(key)
+                    self._loading[key].is_unwanted = True
                 if dropped is not None:
                     self.kept_size -= self._size_of(dropped)
             # Freed outside the lock, because a domain's look-up unmaps gigabytes.
@@ -97,8 +105,8 @@ class HostCache(Generic[Key, Value]):
         self._is_closed = True
         self._threads.close()
         with self._lock:
-            running = [future for key, future in self._loading.items() if key in self._running]
-            waiting = [key for key in self._loading if key not in self._running]
+            running = [load.future for load in self._loading.values() if load.is_running]
+            waiting = [key for key, load in self._loading.items() if not load.is_running]
         stopping = StoppingError("the server is shutting down")
         self._give_up(waiting, stopping)
         wait(running, within_s)
@@ -113,45 +121,39 @@ class HostCache(Generic[Key, Value]):
     def _give_up(self, keys: Sequence[Key], error: HplmError) -> None:
         for key in keys:
             with self._lock:
-                future = self._loading.pop(key, None)
-            if future is not None:
-                future.set_exception(error)
+                load = self._loading.pop(key, None)
+            if load is not None:
+                load.future.set_exception(error)
 
-    def _run(self, key: Key, future: Future[Value]) -> None:
+    def _run(self, key: Key, load: _Load[Value]) -> None:
         with self._lock:
-            if self._loading.get(key) is not future:
+            if self._loading.get(key) is not load:
                 return
-            self._running.add(key)
+            load.is_running = True
         try:
             value = self._load(key)
             size = self._size_of(value)
         except BaseException as error:
             with self._lock:
-                is_awaited, _ = self._loaded(key, future)
+                is_awaited = self._ended(key, load)
             if is_awaited:
-                future.set_exception(error)
+                load.future.set_exception(error)
             return
         with self._lock:
             self.loads += 1
-            is_awaited, is_wanted = self._loaded(key, future)
-            if is_wanted:
+            is_awaited = self._ended(key, load)
+            if is_awaited and not load.is_unwanted:
                 self._kept[key] = value
                 self.kept_size += size
             while self.kept_size > self._capacity and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self.kept_size -= self._size_of(dropped)
         if is_awaited:
-            future.set_result(value)
+            load.future.set_result(value)
 
-    def _loaded(self, key: Key, future: Future[Value]) -> tuple[bool, bool]:
-        """End a load; return whether a request awaits the value, and whether the cache keeps it.
-
-        After `close` no request awaits it.
-        """
-        self._running.discard(key)
-        is_awaited = self._loading.get(key) is future
+    def _ended(self, key: Key, load: _Load[Value]) -> bool:
+        """End a load; return whether a request awaits the value. After `close` no request awaits it."""
+        is_awaited = self._loading.get(key) is load
         if is_awaited:
             del self._loading[key]
-        is_wanted = is_awaited and key not in self._unwanted
-        self._unwanted.discard(key)
-        return is_awaited, is_wanted
+        return is_awaited

@@ -66,6 +66,9 @@ class Columns:
             raise DataError(f"{where}: {error}; there are {shown}: {_OPTIONS}") from None
 
 
+USUAL_COLUMNS = Columns()
+
+
 @lru_cache(maxsize=16)
 def _find(columns: Columns, names: tuple[str, ...], is_labelled: bool) -> FoundColumns:
     by_meaning: dict[str, list[str]] = {}

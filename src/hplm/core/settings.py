@@ -7,7 +7,7 @@ import json
 import math
 import reprlib
 import types
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -84,83 +84,67 @@ class BaseConfig:
 
 
 @dataclass(frozen=True)
-class LookupSettings:
-    """Settings of the `plot` backend. Paths are relative to the folder of the settings file.
+class StageSettings:
+    """Settings that both stages have. Paths are relative to the folder of the settings file.
 
-    `registry` is the URL of a shared registry, "" for the store's own SQLite file. `table` is the base's root domain. At most
-    `most_domains` domain versions are open at once, roots included. Each has an overlay of `overlay_windows` windows.
-
-    Windows that no table has are computed on `device`. On the CPU `num_threads` threads compute; 0 means one, because the
-    upper stage computes beside it. `device` auto is a GPU if there is one, but the CPU with `quantization`. `quantization`
-    int8 computes these windows with 8-bit products, see `hplm.engine.kernels.int8`.
-
-    After a batch of several requests, the next begins after `batch_every_ms` at the earliest if two or more requests arrive
-    in that time: fewer and fuller batches cost less for each request. `tenant_weights` are shares of this queue, as in
-    EncodeSettings. `reserve_s` of a request's time, but at most half of it, is kept for the upper stage.
-
-    For measuring: `trace` is a file for the stage's spans. `exclusive_lock` is a file that the stage locks while it computes,
-    so that stages with the same file never compute at the same time.
+    `docs/settings.md` has the meaning of every key of this module's settings files. A test holds its defaults and ranges.
     """
 
     store: str
     base: str
-    table: str
+    _: KW_ONLY
     registry: str = ""
-    miss: Miss = "compute"
-    overlay_windows: int = 65_536
-    most_domains: int = 16
-    max_text_bytes: int = 65_536
     num_threads: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: Quantization = "none"
     verify: bool = True
-    batch_tokens: int = 2048
     batch_requests: int = 64
-    batch_every_ms: float = 7.0
     queue_capacity: int = 4096
     default_deadline_s: float = 30.0
-    reserve_s: float = 0.5
     tenant_weights: dict[str, Any] = field(default_factory=dict)
     trace: str = ""
     exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes")
-        at_least(self, 1, "batch_tokens", "batch_requests", "queue_capacity")
-        at_least(self, 0, "num_threads", "reserve_s")
-        _within(self, "batch_every_ms", 0, 100)
+        at_least(self, 1, "batch_requests", "queue_capacity")
+        at_least(self, 0, "num_threads")
         _positive(self, "default_deadline_s")
         _weights(self.tenant_weights)
 
 
 @dataclass(frozen=True)
-class EncodeSettings:
-    """Settings of the `upper` backend. Paths are relative to the folder of the settings file; `registry` as in LookupSettings.
+class LookupSettings(StageSettings):
+    """Settings of the `plot` backend, besides those of both stages.
 
-    Adapters: `num_slots` includes the identity slot; None chooses by the device (`hplm.engine.adapter_slots.choose_slots`).
-    `reduction_factor` bounds the width of adapters. Adapters wider than REDUCTION_FACTOR allows have as many slots of their
-    own. `host_cache_mb` is the memory for loaded tenants. `coarse_prefetch` fills slots for waiting requests while a batch
-    computes; None means only on a GPU. `fine_prefetch` fills the slots of layer i + 1 while layer i computes, on a GPU those
-    of all other layers while the first computes (HMI 6.2).
-
-    Scheduling: `policy` has the settings `policy_settings` (see `hplm.scheduling`). A batch has `batch_rows` rows of
-    `row_tokens` tokens (TCB's B and L; `packed` has one row of B times L tokens) and at most `batch_requests` requests. A
-    request without a deadline has `default_deadline_s`. `tenant_weights` give shares; a tenant without an entry has 1.
-    Requests that waited `starve_after_s` go first whatever the policy prefers.
-
-    `quantization` int8 computes the layers' products with 8-bit integers, see `hplm.engine.kernels.int8`; `dtype` auto is
-    float32 then.
-
-    `num_threads` 0 chooses by the machine. `compute_nice` is the nice value of computing threads, -20 (highest priority) to
-    19. 0 keeps the process's own value, as does a machine whose cores are all taken by computing threads. If one thread
-    computes, a value below -5 becomes -5 while more than two batches wait. For measuring: `pad_to` is the least number of
-    tokens of a row in mode `naive`; `trace` and `exclusive_lock` as in LookupSettings.
+    `quantization` int8 computes windows that no table has with 8-bit products, see `hplm.engine.kernels.int8`.
     """
 
-    store: str
-    base: str
-    registry: str = ""
+    table: str
+    miss: Miss = "compute"
+    overlay_windows: int = 65_536
+    most_domains: int = 16
+    max_text_bytes: int = 65_536
+    batch_tokens: int = 2048
+    batch_every_ms: float = 7.0
+    reserve_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes", "batch_tokens")
+        at_least(self, 0, "reserve_s")
+        _within(self, "batch_every_ms", 0, 100)
+
+
+@dataclass(frozen=True)
+class EncodeSettings(StageSettings):
+    """Settings of the `upper` backend, besides those of both stages.
+
+    If `num_slots` is None, `hplm.engine.adapter_slots.choose_slots` chooses by the device. `fine_prefetch` is HMI 6.2.
+    `batch_rows` and `row_tokens` are TCB's B and L. `policy_settings` are the arguments of a policy of `hplm.scheduling`.
+    `quantization` int8 computes the layers' products with 8-bit integers, see `hplm.engine.kernels.int8`.
+    """
+
     num_slots: int | None = None
     reduction_factor: int = 4
     host_cache_mb: int = 2048
@@ -171,48 +155,26 @@ class EncodeSettings:
     policy_settings: dict[str, Any] = field(default_factory=dict)
     batch_rows: int = 8
     row_tokens: int = 128
-    batch_requests: int = 64
-    queue_capacity: int = 4096
-    default_deadline_s: float = 30.0
     starve_after_s: float = 2.0
-    tenant_weights: dict[str, Any] = field(default_factory=dict)
-    num_threads: int = 0
     compute_nice: int = -20
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    quantization: Quantization = "none"
-    verify: bool = True
     pad_to: int = 0
-    trace: str = ""
-    exclusive_lock: str = ""
 
     def __post_init__(self) -> None:
-        at_least(self, 0, "num_threads", "pad_to")
+        super().__post_init__()
+        at_least(self, 0, "pad_to")
         if self.num_slots is not None:
             at_least(self, 2, "num_slots")
-        at_least(
-            self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens", "batch_requests", "queue_capacity"
-        )
+        at_least(self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens")
         _within(self, "compute_nice", -20, 19)
-        _positive(self, "default_deadline_s", "starve_after_s")
-        _weights(self.tenant_weights)
+        _positive(self, "starve_after_s")
 
 
 @dataclass(frozen=True)
 class ManagerSettings:
     """Settings of the `manager` backend. `store` is relative to the folder of the settings file.
 
-    `registry` is the URL of a shared registry, "" for the store's own SQLite file. `base` and `domain` (a root's name) are the
-    defaults of a request that names none. Requests may name files by path only with `allow_paths`, and only inside
-    `data_root`, which is an absolute path.
-
-    `max_upload_bytes` bounds one upload, `max_uploads_bytes` all uploads together, `upload_chunk_bytes` one chunk. A labelled
-    file has at most `max_data_bytes`, a corpus at least `min_corpus_tokens`. `keep_versions` of each tenant and domain stay
-    for a roll-back: the versions of a tenant that were served last, and the newest of a domain.
-
     `miss` is the look-up stage's setting: tenants are trained on the vectors that they will be served, but in floats if
-    serving uses int8. `reduction_factor` is the upper stage's setting: the adapters of a new tagging are as wide as it allows,
-    other adapters at most as wide as REDUCTION_FACTOR allows. With `worker`, `hplm serve` starts a worker.
+    serving uses int8. `reduction_factor` is the upper stage's setting.
     """
 
     store: str
@@ -317,7 +279,7 @@ def load_settings(kind: type[Settings], path: Path) -> Settings:
 
 
 def _built(value: Any, hint: Any, where: str, key: str) -> Any:
-    """A JSON value as its field holds it: objects become settings of their own, lists become tuples."""
+    """Return a JSON value as its field holds it: objects become settings of their own, lists become tuples."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return parse_settings(hint, value, f"{where}: {key}")
     if _is_optional(hint) and value is not None:

@@ -131,11 +131,8 @@ class TextEncoder:
             if sure:
                 # The next portion begins with a word, so the text before it does not matter. Portions double, because if
                 # words are long, tokenising the last words again is expensive.
-                start, first_word, size = (
-                    start + int(tokens[sure, 0]),
-                    first_word + int(tokens[sure, 2]),
-                    2 * self._portion,
-                )
+                start, first_word = start + int(tokens[sure, 0]), first_word + int(tokens[sure, 2])
+                size = 2 * self._portion
             else:
                 size *= 4
         all_ids, all_tokens = zip(*parts, strict=True)
@@ -262,8 +259,7 @@ def _kept(of_text: Ids, max_tokens: int, first_is_longer: bool) -> Ids:
     if min(len(first), len(second)) <= room:
         first_is_longer = len(first) >= len(second)
     most = (room - shorter, shorter) if first_is_longer else (shorter, room - shorter)
-    kept: Ids = np.sort(np.concatenate([special, first[: most[0]], second[: most[1]]]))
-    return kept
+    return np.sort(np.concatenate([special, first[: most[0]], second[: most[1]]]))
 
 
 def _words_that_more_text_may_change(tokenizer: Tokenizer) -> int | None:

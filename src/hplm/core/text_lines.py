@@ -9,15 +9,16 @@ import codecs
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from hplm.errors import DataError
 
 MOST_LINE_BYTES = 1_000_000  # UTF-8 bytes of a line; a file's form is found in so many bytes of its beginning
 _UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+Opened = TypeVar("Opened", bound="DecodedFile")
 # Converting a file twice leaves two carriage returns before a line feed.
 _LINE_END = re.compile("\r*\n|\r")
 
@@ -46,109 +47,39 @@ def find_form(file: BinaryIO, name: str) -> TextForm:
 
 
 class DecodedFile:
-    """A file's text, without its byte order mark. Bytes that are no text become surrogates, which cannot be encoded.
+    """A file's text, without its byte order mark. Raises DataError naming file and line for what is not text.
 
     As a context it gives the file back at its end, still open.
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self.form = find_form(file, name)
-        self._name = name
-        codec, errors = (
-            ("utf-16", "surrogatepass") if self.form.encoding == "UTF-16" else ("utf-8-sig", "surrogateescape")
-        )
+        self.name, self.form = name, find_form(file, name)
+        self.number = 0  # of line ends that were read
+        # Bytes that are no text become surrogates, which cannot be encoded.
+        is_utf_16 = self.form.encoding == "UTF-16"
+        codec, errors = ("utf-16", "surrogatepass") if is_utf_16 else ("utf-8-sig", "surrogateescape")
         self._text = io.TextIOWrapper(file, codec, errors, newline=self.form.newline)
 
-    def read(self, num_characters: int) -> str:
-        """Return the next characters, empty at the end. Raises DataError if the file ends within a character."""
-        try:
-            return self._text.read(num_characters)
-        except UnicodeDecodeError:
-            raise self._cut() from None
-
-    def readline(self, num_characters: int) -> str:
-        """Return the next line with its end, or so much of it. Raises as `read` does."""
-        try:
-            return self._text.readline(num_characters)
-        except UnicodeDecodeError:
-            raise self._cut() from None
-
-    def __enter__(self) -> DecodedFile:
+    def __enter__(self: Opened) -> Opened:
         return self
 
     def __exit__(self, *_: object) -> None:
         # Else it would close the file when it is collected, and warn of that.
         self._text.detach()
 
-    def _cut(self) -> DataError:
-        return DataError(f"{self._name} is not {self.form.encoding} at its end")
-
-
-class BoundedLines:
-    """Lines of a file, with their ends. Raises DataError naming file and line for what is not text or too long.
-
-    The reader says where a record ends. A record has at most MOST_LINE_BYTES, the file at most `most_bytes` and `most_lines`.
-    """
-
-    def __init__(self, file: BinaryIO, name: str, most_bytes: float = math.inf, most_lines: float = math.inf) -> None:
-        self._file = DecodedFile(file, name)
-        self.name, self.form = name, self._file.form
-        self.number = 0  # of the line just read, from 1
-        self._most_bytes, self._most_lines = most_bytes, most_lines
-        self._bytes = self._record_bytes = 0
-
-    @property
-    def where(self) -> str:
-        """File and line just read, for an error."""
-        return f"{self.name}, line {self.number}"
-
-    def end_record(self) -> None:
-        """Begin to count the bytes of a new record."""
-        self._record_bytes = 0
-
-    def __enter__(self) -> BoundedLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.__exit__()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._file.readline(MOST_LINE_BYTES + 1 - self._record_bytes)
-        if not line:
-            raise StopIteration
-        self.number += 1
-        if self.number > self._most_lines:
-            raise DataError(f"{self.name} has more than the {self._most_lines:,} lines that are taken, blank ones too")
-        self._record_bytes += self._count(line)
-        if self._record_bytes > MOST_LINE_BYTES:
-            raise DataError(
-                f"{self.where}: more than {MOST_LINE_BYTES:,} bytes without an end: one text or example is that long; is an "
-                "end of line, a blank line or a closing quote missing?"
-            )
-        self._check(line, self.number)
-        return line
-
     def read(self, num_characters: int) -> str:
         """Return the next characters, over as many lines as they are; empty at the end."""
-        text = self._file.read(num_characters)
-        self._count(text)
+        text = self._decoded(self._text.read, num_characters)
         self._check(text, self.number + 1)
         self.number += text.count(self.form.newline)
         return text
 
-    def _count(self, text: str) -> int:
-        """Count a text's bytes in the file; return its bytes in UTF-8, which bound a record."""
-        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-        in_file = num_bytes
-        if self.form.encoding == "UTF-16":
-            in_file = len(text.encode("utf-16-le", "surrogatepass"))
-        self._bytes += in_file
-        if self._bytes > self._most_bytes:
-            raise DataError(f"{self.name} has more than the {self._most_bytes:,} bytes that are accepted")
-        return num_bytes
+    def _decoded(self, read: Callable[[int], str], num_characters: int) -> str:
+        try:
+            return read(num_characters)
+        except UnicodeDecodeError:
+            # The file ends within a character.
+            raise DataError(f"{self.name} is not {self.form.encoding} at its end") from None
 
     def _check(self, text: str, first_line: int) -> None:
         """Refuse what is no text: bytes of another encoding, NUL."""
@@ -169,3 +100,59 @@ class BoundedLines:
             raise DataError(
                 f"{self.name}, line {line} is not {self.form.encoding} at {place} of the line: save the file as UTF-8"
             ) from None
+
+
+class BoundedLines(DecodedFile):
+    """Lines of a file, with their ends. Raises DataError naming file and line for what is not text or too long.
+
+    The reader says where a record ends. A record has at most MOST_LINE_BYTES, the file at most `most_bytes` and `most_lines`.
+    """
+
+    def __init__(self, file: BinaryIO, name: str, most_bytes: float = math.inf, most_lines: float = math.inf) -> None:
+        super().__init__(file, name)
+        self._most_bytes, self._most_lines = most_bytes, most_lines
+        self._bytes = self._record_bytes = 0
+
+    @property
+    def where(self) -> str:
+        """File and line just read, for an error."""
+        return f"{self.name}, line {self.number}"
+
+    def end_record(self) -> None:
+        """Begin to count the bytes of a new record."""
+        self._record_bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._decoded(self._text.readline, MOST_LINE_BYTES + 1 - self._record_bytes)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if self.number > self._most_lines:
+            raise DataError(f"{self.name} has more than the {self._most_lines:,} lines that are taken, blank ones too")
+        self._record_bytes += self._count(line)
+        if self._record_bytes > MOST_LINE_BYTES:
+            raise DataError(
+                f"{self.where}: more than {MOST_LINE_BYTES:,} bytes without an end: one text or example is that long; is an "
+                "end of line, a blank line or a closing quote missing?"
+            )
+        self._check(line, self.number)
+        return line
+
+    def read(self, num_characters: int) -> str:
+        text = super().read(num_characters)
+        self._count(text)
+        return text
+
+    def _count(self, text: str) -> int:
+        """Count a text's bytes in the file; return its bytes in UTF-8, which bound a record."""
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        in_file = num_bytes
+        if self.form.encoding == "UTF-16":
+            in_file = len(text.encode("utf-16-le", "surrogatepass"))
+        self._bytes += in_file
+        if self._bytes > self._most_bytes:
+            raise DataError(f"{self.name} has more than the {self._most_bytes:,} bytes that are accepted")
+        return num_bytes

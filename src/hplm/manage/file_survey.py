@@ -6,7 +6,6 @@ The check reads the file once, block by block. The job itself checks the content
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 from hplm.core.text_lines import MOST_LINE_BYTES, DecodedFile
 from hplm.errors import DataError, check_ending, unreadable
@@ -42,33 +41,20 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> int:
                 if start.startswith(magic):
                     raise DataError(f"{name} is packed ({kind}): send the text itself")
             file.seek(0)
-            return _look(file, name)
+            with DecodedFile(file, name) as text:
+                return _look(text)
     except OSError as error:
         raise unreadable(name, error) from error
 
 
-def _look(file: BinaryIO, name: str) -> int:
-    with DecodedFile(file, name) as text:
-        return _look_at(text, name)
-
-
-def _look_at(text: DecodedFile, name: str) -> int:
-    newline = text.form.newline
+def _look(text: DecodedFile) -> int:
+    name, newline = text.name, text.form.newline
     # A JSON list may stand on one line; the job then checks the size of each object.
     is_bounded = not (text.form.is_list and name.lower().endswith(".jsonl"))
     seen = lines = open_line = 0
     # A character has at most four bytes, so a block has at most as many bytes as a line may have.
     while block := text.read(MOST_LINE_BYTES // 4):
-        if (zero := block.find("\0")) >= 0:
-            bad_line = lines + block.count(newline, 0, zero) + 1
-            raise DataError(
-                f"{name} is no text: line {bad_line} holds a NUL byte (UTF-16 is read if it begins with a byte order mark)"
-            )
-        try:
-            raw = block.encode()
-        except UnicodeEncodeError as error:
-            bad_line = lines + block.count(newline, 0, error.start) + 1
-            raise DataError(f"{name}, line {bad_line} is not {text.form.encoding}: save the file as UTF-8") from None
+        raw = block.encode()
         # A line inside a block is no longer than the block, so only lines that cross a border are checked.
         end = newline.encode()
         first, last = raw.find(end), raw.rfind(end)
@@ -77,7 +63,7 @@ def _look_at(text: DecodedFile, name: str) -> int:
             raise DataError(f"{name}: line {lines + 1} has more than {MOST_LINE_BYTES:,} bytes")
         if first >= 0:
             open_line = len(raw) - 1 - last
-            lines += block.count(newline)
+            lines = text.number
         seen += len(raw)
     if not seen:
         raise DataError(f"{name} is empty")

@@ -109,7 +109,8 @@ class RequestQueue:
         self._fullest: list[tuple[float, str]] = []
         self._history = ServiceHistory()
         self._running: Batch | None = None
-        self._running_until_s = 0.0
+        # The past while no batch runs.
+        self._running_until_s = -math.inf
         # From the last `take`: tokens and seconds of a full batch of requests of mean length.
         self._full = (0, 0.0)
         self._newest_arrived_s = 0.0
@@ -122,7 +123,7 @@ class RequestQueue:
     def offer(self, request: Waiting, now_s: float) -> list[RefusedRequest]:
         """Let a request wait. Return the requests that are refused for it, which may include the request itself."""
         self._newest_arrived_s = max(self._newest_arrived_s, request.arrived_s)
-        start_s = max(now_s, self._running_until_s if self._running is not None else now_s)
+        start_s = max(now_s, self._running_until_s)
         if start_s + self._seconds((request,)) > request.deadline_s:
             if self._running is None and not self._waiting and request.deadline_s > now_s:
                 self.cost.relax()
@@ -150,12 +151,14 @@ class RequestQueue:
 
     def take(self, now_s: float) -> TakeResult:
         """Choose the next batch and remove it from the queue; `done` must follow before the next `take`."""
-        refused = [RefusedRequest(request, "deadline") for request in self._drop_hopeless(now_s)]
+        refused = self._refuse(self._hopeless(now_s))
         if not self._waiting:
             return TakeResult(None, tuple(refused))
-        self._cut_budget()
-        self._full = self._tokens_of_full_batch, self._seconds_of_full_batch(self.cost.predict)
-        refused += [RefusedRequest(request, "deadline") for request in self._drop_pressed(now_s)]
+        times_s = sorted(self._time_s.values())
+        self._urgent_budget = self._budget_within(times_s[int(_URGENT_QUANTILE * len(times_s))])
+        self._median_budget = self._budget_within(times_s[len(times_s) // 2])
+        self._full = self._full_batch(self.cost.predict)
+        refused += self._refuse_pressed(now_s)
         waiting = self.snapshot()
         failure: BaseException | None = None
         try:
@@ -166,9 +169,12 @@ class RequestQueue:
             failure = error
             batch = self._select(Fcfs(), waiting, now_s)
         batch, late = self._fit_deadlines(batch, now_s)
-        for request in (*batch.requests, *late):
+        for request in batch.requests:
             self._remove(request)
-        refused += [RefusedRequest(request, "deadline") for request in (*late, *self._drop_passing(batch, now_s))]
+        refused += self._refuse(late)
+        # Requests whose deadline passes while the batch runs.
+        passing_s = now_s + self.cost.predict(*_work(batch.requests))
+        refused += self._refuse([request for request in self.snapshot() if request.deadline_s <= passing_s])
         self._fair_order = None
         self._history.add((request.tenant for request in batch.requests), now_s)
         self._running = batch
@@ -190,16 +196,14 @@ class RequestQueue:
 
     def backlog(self, waiting: list[Waiting], now_s: float) -> Backlog:
         """Return the backlog of a snapshot for the stage before this one. Needs no lock, because it changes nothing."""
-        free_s = self._running_until_s if self._running is not None else now_s
-        return Backlog(
-            now_s, max(now_s, free_s), *self._full, self._newest_arrived_s, *steps(waiting), by_tenant(waiting)
-        )
+        free_s = max(now_s, self._running_until_s)
+        return Backlog(now_s, free_s, *self._full, self._newest_arrived_s, *steps(waiting), by_tenant(waiting))
 
     def done(self, seconds: float) -> None:
         """Note that the batch of the last `take` took `seconds`; 0 if the time says nothing about other batches."""
         assert self._running is not None
         requests = self._running.requests
-        self._running = None
+        self._running, self._running_until_s = None, -math.inf
         self.cost.observe(*_work(requests), seconds)
 
     def cancel(self, request_id: int) -> bool:
@@ -215,7 +219,7 @@ class RequestQueue:
 
     def drain(self) -> list[Waiting]:
         """Take all requests out of the queue and return them."""
-        drained = list(self._waiting.values())
+        drained = self.snapshot()
         for request in drained:
             self._remove(request)
         return drained
@@ -224,11 +228,6 @@ class RequestQueue:
         return fair_select(
             policy, waiting, now_s, self._urgent_budget, self._weights, self._starve_after_s, self._history
         )
-
-    def _cut_budget(self) -> None:
-        times_s = sorted(self._time_s.values())
-        self._urgent_budget = self._budget_within(times_s[int(_URGENT_QUANTILE * len(times_s))])
-        self._median_budget = self._budget_within(times_s[len(times_s) // 2])
 
     def _budget_within(self, time_s: float) -> Budget:
         """Return the budget of a batch if requests have `time_s` on arrival."""
@@ -239,42 +238,36 @@ class RequestQueue:
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
         return self.cost.bound(*_work(requests))
 
-    def _drop_hopeless(self, now_s: float) -> list[Waiting]:
-        """Take out and return requests that could not end in time even alone, by the present cost model."""
+    def _refuse(self, requests: Iterable[Waiting]) -> list[RefusedRequest]:
+        """Take requests out of the queue because of their deadlines."""
+        refused = [RefusedRequest(request, "deadline") for request in requests]
+        for one in refused:
+            self._remove(one.request)
+        return refused
+
+    def _hopeless(self, now_s: float) -> list[Waiting]:
+        """Return requests that could not end in time even alone, by the present cost model."""
         longest = max((request.tokens for request in self._waiting.values()), default=0)
         # No request takes longer alone, so only requests with an earlier deadline need a closer look.
         by_s = now_s + self.cost.bound(longest, longest**2)
         urgent = [request for request in self._waiting.values() if request.deadline_s < by_s]
-        hopeless = [request for request in urgent if request.deadline_s < now_s + self._seconds((request,))]
-        for request in hopeless:
-            self._remove(request)
-        return hopeless
+        return [request for request in urgent if request.deadline_s < now_s + self._seconds((request,))]
 
-    def _drop_pressed(self, now_s: float) -> list[Waiting]:
-        """If more than two batches wait, take out and return requests that a full batch would make late.
+    def _refuse_pressed(self, now_s: float) -> list[RefusedRequest]:
+        """While more than two batches wait, refuse requests that a full batch would make late.
 
         Requests whose deadline was that close on arrival stay.
         """
-        dropped: list[Waiting] = []
+        refused: list[RefusedRequest] = []
         if self.fills_two_batches:
-            full_s = self._seconds_of_full_batch(self.cost.bound)
+            _, full_s = self._full_batch(self.cost.bound)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
                 if not self.fills_two_batches:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
-                    dropped.append(request)
-                    self._remove(request)
-        return dropped
-
-    def _drop_passing(self, batch: Batch, now_s: float) -> list[Waiting]:
-        """Take out and return requests whose deadline passes while the batch runs."""
-        requests = batch.requests
-        by_s = now_s + self.cost.predict(*_work(requests))
-        passing = [request for request in self._waiting.values() if request.deadline_s <= by_s]
-        for request in passing:
-            self._remove(request)
-        return passing
+                    refused += self._refuse([request])
+        return refused
 
     def _comes_too_late(self, request: Waiting, start_s: float) -> bool:
         """Return whether a new request, first come, first served, would be late behind more than two batches.
@@ -283,32 +276,31 @@ class RequestQueue:
         """
         if not self.fills_two_batches:
             return False
-        oldest, newest = (
-            next(iter(requests)).arrived_s for requests in (self._waiting.values(), reversed(self._waiting.values()))
-        )
+        oldest = next(iter(self._waiting.values())).arrived_s
+        newest = next(reversed(self._waiting.values())).arrived_s
         if request.arrived_s < (oldest + newest) / 2:
             return False
-        batch_s = self._seconds_of_full_batch(self.cost.predict)
-        last_s = start_s + self._seconds_of_full_batch(self.cost.bound)
+        _, batch_s = self._full_batch(self.cost.predict)
+        _, last_batch_s = self._full_batch(self.cost.bound)
 
         def is_late(batches: float) -> bool:
-            return batches > 2 and last_s + math.floor(batches) * batch_s > request.deadline_s
+            return batches > 2 and start_s + last_batch_s + math.floor(batches) * batch_s > request.deadline_s
 
         # The upper limit is known without the order of tenants.
-        if not is_late(self._batches(self.waiting_tokens, len(self._waiting))):
+        budget = self._urgent_budget
+        if not is_late(self._batches(budget, self.waiting_tokens, len(self._waiting))):
             return False
         by_requests, by_tokens = self._current_fair_order()
         requests = len(self._of_tenant.get(request.tenant, ())) + 1
         tokens = self._tokens_of.get(request.tenant, 0) + request.tokens
-        batches = self._batches(by_tokens.before(request.tenant, tokens), by_requests.before(request.tenant, requests))
+        tokens_before, before = by_tokens.before(request.tenant, tokens), by_requests.before(request.tenant, requests)
         # A batch always has room for one request of each tenant, as far as it holds so many.
         tenants = len(self._of_tenant)
-        of_each = self._batches(tenants * self.waiting_tokens / len(self._waiting), tenants)
-        return is_late(min(batches, requests * max(1.0, of_each)))
+        of_each = self._batches(budget, tenants * self.waiting_tokens / len(self._waiting), tenants)
+        return is_late(min(self._batches(budget, tokens_before, before), requests * max(1.0, of_each)))
 
-    def _batches(self, tokens: float, requests: float) -> float:
+    def _batches(self, budget: Budget, tokens: float, requests: float) -> float:
         """Return the number of batches for so many tokens and requests, and for a request of each tenant."""
-        budget = self._urgent_budget
         return max(tokens / budget.tokens, requests / budget.max_requests, len(self._of_tenant) / budget.max_tenants)
 
     def _current_fair_order(self) -> tuple[WeightedFair, WeightedFair]:
@@ -321,23 +313,13 @@ class RequestQueue:
     @property
     def fills_two_batches(self) -> bool:
         """Whether more requests wait than two batches hold."""
-        budget = self._median_budget
-        has_many_tenants = len(self._of_tenant) > 2 * budget.max_tenants
-        return (
-            has_many_tenants or self.waiting_tokens > 2 * budget.tokens or len(self._waiting) > 2 * budget.max_requests
-        )
+        return self._batches(self._median_budget, self.waiting_tokens, len(self._waiting)) > 2
 
-    def _seconds_of_full_batch(self, seconds_of: Callable[[int, int], float]) -> float:
-        """Return the seconds of a full batch whose requests have the mean length of the waiting ones."""
-        tokens = self._tokens_of_full_batch
-        return seconds_of(tokens, int(tokens * self.waiting_tokens / len(self._waiting)))
-
-    @property
-    def _tokens_of_full_batch(self) -> int:
-        """The tokens of a full batch whose requests have the mean length of the waiting ones."""
-        return min(
-            self._urgent_budget.tokens, int(self._urgent_budget.max_requests * self.waiting_tokens / len(self._waiting))
-        )
+    def _full_batch(self, seconds_of: Callable[[int, int], float]) -> tuple[int, float]:
+        """Return the tokens and seconds of a full batch whose requests have the mean length of the waiting ones."""
+        budget, waiting = self._urgent_budget, len(self._waiting)
+        tokens = min(budget.tokens, int(budget.max_requests * self.waiting_tokens / waiting))
+        return tokens, seconds_of(tokens, int(tokens * self.waiting_tokens / waiting))
 
     def _fit_deadlines(self, batch: Batch, now_s: float) -> tuple[Batch, list[Waiting]]:
         """Return the batch without late requests, and the refused ones among these. The other late requests wait."""

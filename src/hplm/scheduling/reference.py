@@ -13,9 +13,8 @@ def das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> tup
     all_dominant: list[Waiting] = []
     left = list(waiting)
     for row in range(budget.rows):
-        most = (
-            budget.max_requests - filler.count
-        )  # not in the paper: a batch may also be full by its number of requests
+        # Not in the paper: a batch may also be full by its number of requests.
+        most = budget.max_requests - filler.count
         if sum(request.tokens for request in left) <= budget.row_tokens and len(left) <= most:
             dominant = sorted(left, key=lambda r: (r.tokens, r.arrived_s, r.id))
             all_dominant += [request for request in dominant if filler.put(row, request)]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hplm.core.wire import LabelledSpan
 from hplm.errors import DataError
-from hplm.tasks.examples import LabelledText, number_in, quoted
-from hplm.tasks.task import IGNORED, Logits, Scale, Task, Tokenise, Tokens, softmax, whole_text
+from hplm.tasks.examples import Examples, LabelledText, Parts, number_in, quoted
+from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokenise, Tokens, softmax, whole_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +32,10 @@ class Classification(Task):
         best = int(probabilities.argmax())
         return [whole_text(labels[best], float(probabilities[best]), tokens)], outputs
 
-    def is_meant_by(self, train: Sequence[LabelledText]) -> bool:
+    def is_meant_by(self, train: Examples) -> bool:
         return train[0].label is not None
 
-    def labels_of(self, parts: Mapping[str, Sequence[LabelledText]]) -> tuple[str, ...]:
+    def labels_of(self, parts: Parts) -> tuple[str, ...]:
         labels = {str(example.label) for example in parts["train"]}
         if len(labels) < 2:
             raise DataError(f"the train data has one class ({labels.pop()!r}): a classification needs at least two")
@@ -44,15 +44,13 @@ class Classification(Task):
                 raise DataError(f"the {name} data has labels that the train data lacks: {', '.join(unknown[:5])}")
         return tuple(sorted(labels))
 
-    def too_few_advice(self, train: Sequence[LabelledText]) -> str:
+    def too_few_advice(self, train: Examples) -> str:
         advice = " or more examples of a class (no class has two)"
         if all(number_in(example.label) is not None for example in train):
             advice += ", or say that labels are numbers (--task regression, in a request `task`)"
         return advice
 
-    def warnings(
-        self, parts: Mapping[str, Sequence[LabelledText]], labels: Sequence[str], tokenise: Tokenise, max_tokens: int
-    ) -> list[str]:
+    def warnings(self, parts: Parts, labels: Sequence[str], tokenise: Tokenise, max_tokens: int) -> list[str]:
         sizes = {name: Counter(example.label for example in part) for name, part in parts.items()}
         single = [label for label in labels if sizes["train"][label] < 2]
         untested = [label for label in labels if not sizes["dev"][label]]
@@ -81,18 +79,14 @@ class Classification(Task):
 
         return F.cross_entropy(outputs, targets)
 
-    def scores(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, float]:
+    def scores(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, float]:
         gold, answered = _classes(examples, answers)
         return {"accuracy": accuracy(gold, answered), "macro_f1": macro_f1(gold, answered)}
 
-    def mistakes(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, Any]:
+    def mistakes(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, Any]:
         return {"confusion": confusion(*_classes(examples, answers))}
 
-    def constant_score(self, dev: Sequence[LabelledText]) -> float | None:
+    def constant_score(self, dev: Examples) -> float | None:
         sizes = Counter(example.label for example in dev)
         return max(sizes.values()) / len(dev) if len(sizes) > 1 else None
 
@@ -101,9 +95,7 @@ class Classification(Task):
         return replace(example, label=span.label)
 
 
-def _classes(
-    examples: Sequence[LabelledText], answers: Sequence[Sequence[LabelledSpan]]
-) -> tuple[list[str], list[str]]:
+def _classes(examples: Examples, answers: Answers) -> tuple[list[str], list[str]]:
     return [str(example.label) for example in examples], [spans[0].label for spans in answers]
 
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hplm.core.wire import LabelledSpan
 from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
-from hplm.tasks.task import Tokens
+from hplm.tasks.task import Answers, Tokens
 
 
 def gold_entities(example: LabelledText, tokens: Tokens) -> list[Entity]:
@@ -34,16 +33,14 @@ def gold_entities(example: LabelledText, tokens: Tokens) -> list[Entity]:
     return entities
 
 
-def entity_f1(gold: Sequence[Sequence[Entity]], answers: Sequence[Sequence[LabelledSpan]]) -> float:
+def entity_f1(gold: Sequence[Sequence[Entity]], answers: Answers) -> float:
     """Return the micro F1 over entities; an answer is right if its type and both ends are."""
     counts = _entity_counts(gold, answers)
     hits, wanted, got = (sum(column) for column in zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
     return 2 * hits / (wanted + got) if counts else 1.0
 
 
-def entity_types(
-    gold: Sequence[Sequence[Entity]], answers: Sequence[Sequence[LabelledSpan]]
-) -> dict[str, dict[str, float]]:
+def entity_types(gold: Sequence[Sequence[Entity]], answers: Answers) -> dict[str, dict[str, float]]:
     """Return entity type -> `precision`, `recall` and `f1`, and the numbers of entities they are over: `gold` and `found`."""
     return {
         kind: {
@@ -57,9 +54,7 @@ def entity_types(
     }
 
 
-def _entity_counts(
-    gold: Sequence[Sequence[Entity]], answers: Sequence[Sequence[LabelledSpan]]
-) -> dict[str, tuple[int, int, int]]:
+def _entity_counts(gold: Sequence[Sequence[Entity]], answers: Answers) -> dict[str, tuple[int, int, int]]:
     """Return type -> numbers of entities that are in both, in gold, and in answers."""
     hits: Counter[str] = Counter()
     wanted: Counter[str] = Counter()

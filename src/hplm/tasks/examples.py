@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,6 +56,11 @@ class LabelledText:
     def value(self) -> float:
         """The label as a number, for a regression."""
         return float(str(self.label))
+
+
+Examples = Sequence[LabelledText]
+# The data of a task: train, dev and test, by these names. Dev and test may be empty.
+Parts = Mapping[str, Examples]
 
 
 def number_in(label: str | None) -> float | None:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from hplm.core.wire import REGRESSION_LABEL, LabelledSpan
 from hplm.errors import DataError
-from hplm.tasks.examples import LabelledText, number_in
-from hplm.tasks.task import IGNORED, Logits, Scale, Task, Tokens, whole_text
+from hplm.tasks.examples import Examples, LabelledText, Parts, number_in
+from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokens, whole_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class Regression(Task):
     def describe(self, labels: Sequence[str]) -> str:
         return self.name
 
-    def is_meant_by(self, train: Sequence[LabelledText]) -> bool:
+    def is_meant_by(self, train: Examples) -> bool:
         """Return whether all labels are numbers, of which one is no integer."""
         if train[0].label is None:
             return False
@@ -57,7 +57,7 @@ class Regression(Task):
             )
         return not odd and any(example.value % 1 for example in train)
 
-    def labels_of(self, parts: Mapping[str, Sequence[LabelledText]]) -> tuple[str, ...]:
+    def labels_of(self, parts: Parts) -> tuple[str, ...]:
         for name, part in parts.items():
             for number, example in enumerate(part, 1):
                 if number_in(example.label) is None:
@@ -68,7 +68,7 @@ class Regression(Task):
                     )
         return (REGRESSION_LABEL,)
 
-    def check_split(self, train: Sequence[LabelledText], dev: Sequence[LabelledText]) -> None:
+    def check_split(self, train: Examples, dev: Examples) -> None:
         values = np.array([example.value for example in train])
         if len(np.unique(values)) < 2:
             raise DataError(f"the train data has one value only ({train[0].label}): nothing can be learned")
@@ -92,11 +92,11 @@ class Regression(Task):
     def stratum(self, example: LabelledText) -> str:
         return ""
 
-    def test_warnings(self, test: Sequence[LabelledText]) -> list[str]:
+    def test_warnings(self, test: Examples) -> list[str]:
         is_constant = len({example.value for example in test}) == 1
         return ["the test data holds one value only: its scores mean nothing"] if is_constant else []
 
-    def scale(self, train: Sequence[LabelledText]) -> Scale:
+    def scale(self, train: Examples) -> Scale:
         values = np.array([example.value for example in train])
         return Scale(float(values.mean()), float(values.std()) or 1.0)
 
@@ -112,9 +112,7 @@ class Regression(Task):
 
         return F.mse_loss(outputs[:, 0], (targets - scale.mean) / scale.deviation)
 
-    def scores(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, float]:
+    def scores(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, float]:
         gold, answered = [example.value for example in examples], [spans[0].score for spans in answers]
         return {"pearson": pearson(gold, answered), "spearman": spearman(gold, answered)}
 
@@ -123,7 +121,7 @@ class Regression(Task):
         return replace(example, label=str(span.score))
 
 
-def _are_numbers(train: Sequence[LabelledText], odd: Sequence[LabelledText]) -> bool:
+def _are_numbers(train: Examples, odd: Examples) -> bool:
     """Return whether labels are meant as numbers despite the `odd` labels: class names would not be as many numbers."""
     numbers = {example.value for example in train if number_in(example.label) is not None}
     return len(odd) <= MOST_ODD_NUMBERS * len(train) and len(numbers) > MOST_NUMBERED_CLASSES
@@ -143,6 +141,4 @@ def spearman(gold: Sequence[float], answered: Sequence[float]) -> float:
 
 def _ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    means: npt.NDArray[np.float64] = (ends - (counts - 1) / 2)[which]
-    return means
+    return (np.cumsum(counts) - (counts - 1) / 2)[which]

@@ -78,15 +78,13 @@ def marginals_in_logarithms(emissions: Scores, moves: Logits) -> Probabilities:
     for t in range(len(each) - 2, -1, -1):
         backward[t] = _log_sum(between + each[t + 1] + backward[t + 1], 1)
     both = forward + backward
-    probabilities: Probabilities = np.exp(both - _log_sum(both, 1)[:, None])
-    return probabilities
+    return np.exp(both - _log_sum(both, 1)[:, None])
 
 
 def _log_sum(logarithms: Probabilities, axis: int) -> Probabilities:
     """Return the logarithm of the sum of each row or column; `np.logaddexp.reduce` takes five times as long."""
     most = logarithms.max(axis, keepdims=True)
-    total: Probabilities = np.log(np.exp(logarithms - most).sum(axis)) + most.squeeze(axis)
-    return total
+    return np.log(np.exp(logarithms - most).sum(axis)) + most.squeeze(axis)
 
 
 def are_moderate(emissions: Scores) -> bool:
@@ -110,8 +108,7 @@ def _marginals_of_exponents(emissions: Scores, moves: Logits) -> Probabilities:
         backward[t] = between @ (likely[t + 1] * backward[t + 1])
         backward[t] /= backward[t].sum()
     both = forward * backward
-    probabilities: Probabilities = both / both.sum(1, keepdims=True)
-    return probabilities
+    return both / both.sum(1, keepdims=True)
 
 
 def sequence_loss(logits: Tensor, targets: Tensor, lengths: Sequence[int], transitions: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ import numpy as np
 from hplm.core.wire import LabelledSpan
 from hplm.errors import DataError
 from hplm.tasks.entity_scores import entity_f1, entity_types, gold_entities
-from hplm.tasks.examples import Entity, LabelledText
+from hplm.tasks.examples import Entity, Examples, LabelledText, Parts
 from hplm.tasks.tag_sequences import are_moderate, best_path, forbidden_transitions, marginals, sequence_loss
-from hplm.tasks.task import IGNORED, Logits, Scale, Task, Tokenise, Tokens
+from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokenise, Tokens
 from hplm.tasks.words import word_logits, word_ranges
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class Tagging(Task):
         kinds = len(self.label_names(labels))
         return f"tagging of {kinds} kind{'s' * (kinds != 1)} of entities"
 
-    def is_meant_by(self, train: Sequence[LabelledText]) -> bool:
+    def is_meant_by(self, train: Examples) -> bool:
         return train[0].label is None
 
-    def labels_of(self, parts: Mapping[str, Sequence[LabelledText]]) -> tuple[str, ...]:
+    def labels_of(self, parts: Parts) -> tuple[str, ...]:
         kinds = sorted(_types(parts["train"]))
         if not kinds:
             raise DataError("the train data holds no entity, so nothing can be learned")
@@ -80,7 +80,7 @@ class Tagging(Task):
                 )
         return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
 
-    def check_split(self, train: Sequence[LabelledText], dev: Sequence[LabelledText]) -> None:
+    def check_split(self, train: Examples, dev: Examples) -> None:
         if not _types(dev):
             # A model that finds nothing would score best.
             raise DataError(
@@ -96,9 +96,7 @@ class Tagging(Task):
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         return sorted({tag.partition("-")[2] for tag in labels if tag != "O"})
 
-    def warnings(
-        self, parts: Mapping[str, Sequence[LabelledText]], labels: Sequence[str], tokenise: Tokenise, max_tokens: int
-    ) -> list[str]:
+    def warnings(self, parts: Parts, labels: Sequence[str], tokenise: Tokenise, max_tokens: int) -> list[str]:
         why = f"begin or end inside a word, or are beyond the first {max_tokens} tokens of a text, which are read"
         sentences = []
         for name, part in parts.items():
@@ -110,7 +108,7 @@ class Tagging(Task):
                 sentences.append(f"{lost:,} of {total:,} entities of the {name} data can never be found: they {why}")
         return sentences
 
-    def test_warnings(self, test: Sequence[LabelledText]) -> list[str]:
+    def test_warnings(self, test: Examples) -> list[str]:
         is_empty = bool(test) and not _types(test)
         return ["the test data holds no entity: a model that finds nothing scores best there"] if is_empty else []
 
@@ -150,18 +148,14 @@ class Tagging(Task):
         counts = [len(part) for part in logits]
         return sequence_loss(torch.cat(logits), targets[targets != IGNORED], counts, transitions)
 
-    def late_epoch_tolerance(self, best_score: float, dev: Sequence[LabelledText]) -> float | None:
+    def late_epoch_tolerance(self, best_score: float, dev: Examples) -> float | None:
         entities = max(1, sum(len(example.entities) for example in dev))
         return CHANCE * math.sqrt(best_score * (1 - best_score) / entities)
 
-    def scores(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, float]:
+    def scores(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, float]:
         return {"f1": entity_f1(_gold(examples, texts), answers)}
 
-    def mistakes(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, Any]:
+    def mistakes(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, Any]:
         return {"types": entity_types(_gold(examples, texts), answers)}
 
     def labelled_as(self, example: LabelledText, answer: Sequence[LabelledSpan]) -> LabelledText:
@@ -209,15 +203,15 @@ def entities_in(
     return entities
 
 
-def _types(part: Sequence[LabelledText]) -> set[str]:
+def _types(part: Examples) -> set[str]:
     return {entity.label for example in part for entity in example.entities}
 
 
-def _gold(examples: Sequence[LabelledText], texts: Sequence[Tokens]) -> list[list[Entity]]:
+def _gold(examples: Examples, texts: Sequence[Tokens]) -> list[list[Entity]]:
     return [gold_entities(example, tokens) for example, tokens in zip(examples, texts, strict=True)]
 
 
-def _count_answerable(part: Sequence[LabelledText], tokenise: Tokenise) -> int:
+def _count_answerable(part: Examples, tokenise: Tokenise) -> int:
     """Return how many entities are whole words that are read."""
     count = 0
     for example, tokens in tokenise(example for example in part if example.entities):

@@ -17,13 +17,15 @@ import numpy.typing as npt
 
 from hplm.core.settings import REDUCTION_FACTOR
 from hplm.core.wire import LabelledSpan
-from hplm.tasks.examples import LabelledText
+from hplm.tasks.examples import Examples, LabelledText, Parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Logits = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
+# The answers of several texts.
+Answers = Sequence[Sequence[LabelledSpan]]
 # Tokenises examples, and gives each with its tokens `[T, 3]`: first character, end of characters, number of the word.
 Tokenise = Callable[[Iterable[LabelledText]], Iterator[tuple[LabelledText, Tokens]]]
 # A target that no loss counts.
@@ -83,9 +85,9 @@ class Task(ABC):
         """Return the task and its number of labels in words."""
         return f"{self.name} of {len(labels)} labels"
 
-    # Checks of labelled data. Parts are named train, dev and test; dev and test may be empty.
+    # Checks of labelled data.
 
-    def is_meant_by(self, train: Sequence[LabelledText]) -> bool:
+    def is_meant_by(self, train: Examples) -> bool:
         """Return whether data that name no task are this task's. Only tasks of hplm are asked, in the order of the table.
 
         Raises DataError if that cannot be decided.
@@ -93,10 +95,10 @@ class Task(ABC):
         return False
 
     @abstractmethod
-    def labels_of(self, parts: Mapping[str, Sequence[LabelledText]]) -> tuple[str, ...]:
+    def labels_of(self, parts: Parts) -> tuple[str, ...]:
         """Return the labels in the order of the head's outputs. Raises DataError if a part has labels that do not fit."""
 
-    def check_split(self, train: Sequence[LabelledText], dev: Sequence[LabelledText]) -> None:
+    def check_split(self, train: Examples, dev: Examples) -> None:
         """Raise DataError if nothing can be learned from train, or if dev cannot tell a good model from a bad one."""
         return
 
@@ -104,7 +106,7 @@ class Task(ABC):
         """Return what examples have in common of which dev data take an even share when they are split off train."""
         return str(example.label)
 
-    def too_few_advice(self, train: Sequence[LabelledText]) -> str:
+    def too_few_advice(self, train: Examples) -> str:
         """Return what may be done, besides giving dev data, if train is too small to split dev data off it."""
         return ""
 
@@ -116,16 +118,14 @@ class Task(ABC):
         """Return the names, as they stand in data, that `labels` were made of."""
         return labels
 
-    def warnings(
-        self, parts: Mapping[str, Sequence[LabelledText]], labels: Sequence[str], tokenise: Tokenise, max_tokens: int
-    ) -> list[str]:
+    def warnings(self, parts: Parts, labels: Sequence[str], tokenise: Tokenise, max_tokens: int) -> list[str]:
         """Return sentences on what is odd about data that can be learned all the same.
 
         At most `max_tokens` tokens of a text are read. Raises DataError if labels of train or dev can never be answered.
         """
         return []
 
-    def test_warnings(self, test: Sequence[LabelledText]) -> list[str]:
+    def test_warnings(self, test: Examples) -> list[str]:
         """Return a sentence if test data cannot tell a good model from a bad one."""
         return []
 
@@ -135,7 +135,7 @@ class Task(ABC):
         """Return the reduction factor of a new tenant's adapters, if slots have `slot_factor`."""
         return max(slot_factor, REDUCTION_FACTOR)
 
-    def scale(self, train: Sequence[LabelledText]) -> Scale:
+    def scale(self, train: Examples) -> Scale:
         """Return the scale of the values to learn."""
         return Scale()
 
@@ -168,25 +168,21 @@ class Task(ABC):
         `transitions` are the head's with the forbidden ones, if it has some.
         """
 
-    def late_epoch_tolerance(self, best_score: float, dev: Sequence[LabelledText]) -> float | None:
+    def late_epoch_tolerance(self, best_score: float, dev: Examples) -> float | None:
         """Return how far below the best dev score a later epoch is kept; None keeps an epoch only if its score is higher."""
         return None
 
     # Judging.
 
     @abstractmethod
-    def scores(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, float]:
+    def scores(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, float]:
         """Return scores by name, `metric` among them; `texts` are the tokens of the examples."""
 
-    def mistakes(
-        self, examples: Sequence[LabelledText], texts: Sequence[Tokens], answers: Sequence[Sequence[LabelledSpan]]
-    ) -> dict[str, Any]:
+    def mistakes(self, examples: Examples, texts: Sequence[Tokens], answers: Answers) -> dict[str, Any]:
         """Return, by name and in JSON values, where answers go wrong."""
         return {}
 
-    def constant_score(self, dev: Sequence[LabelledText]) -> float | None:
+    def constant_score(self, dev: Examples) -> float | None:
         """Return the highest score of a model that answers every text alike; None if no model could be better."""
         return 0.0
 
@@ -203,5 +199,4 @@ def whole_text(label: str, score: float, tokens: Tokens) -> LabelledSpan:
 def softmax(logits: Logits) -> Logits:
     """Return probabilities over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    probabilities: Logits = shifted / shifted.sum(axis=-1, keepdims=True)
-    return probabilities
+    return shifted / shifted.sum(axis=-1, keepdims=True)

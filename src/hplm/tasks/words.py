@@ -33,17 +33,10 @@ def word_logits(outputs: Logits, num_labels: int, tokens: Tokens) -> Logits:
     # `reduceat` sums from each word's first token to one past its last, and from there to the next word, which is left out.
     # The row of zeros lies one past the last token.
     sums = np.add.reduceat(np.concatenate([outputs, np.zeros_like(outputs[:1])]), words.ravel())[::2]
-    means: Logits = sums / np.float32(sizes[:, None])
-    logits[tokens[:, 2] >= 0] = np.repeat(_sum_around(means.reshape(len(words), window, num_labels)), sizes, axis=0)
+    means = (sums / np.float32(sizes[:, None])).reshape(len(words), window, num_labels)
+    # Zeros beyond the ends of the text.
+    padded = np.zeros((len(words) + window - 1, window, num_labels), np.float32)
+    padded[window // 2 : window // 2 + len(words)] = means
+    totals = np.sum([padded[place : place + len(words), place] for place in range(window)], axis=0)
+    logits[tokens[:, 2] >= 0] = np.repeat(totals, sizes, axis=0)
     return logits
-
-
-def _sum_around(means: Logits) -> Logits:
-    """Return, of each word, the sum of its own outputs and its neighbours' on it: `[words, n, labels]` -> `[words, labels]`."""
-    count, window = means.shape[:2]
-    total = np.zeros_like(means[:, 0])
-    for place, away in enumerate(range(-(window // 2), window // 2 + 1)):
-        first, end = max(0, -away), count - max(0, away)
-        if first < end:
-            total[first:end] += means[first + away : end + away, place]
-    return total

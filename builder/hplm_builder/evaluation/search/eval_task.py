@@ -15,7 +15,6 @@ import numpy as np
 from hplm.errors import ConfigError, DataError
 from hplm.tasks.examples import LabelledText
 from hplm.tasks.task_loader import task_named
-from hplm_builder.data.data_warnings import uninformative_test_data
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder, with_unlabelled
 from hplm_builder.data.splits import stratified_sample
@@ -117,6 +116,6 @@ def _read_task(folder: Path) -> EvalTask:
         raise DataError(str(error) if str(folder) in str(error) else f"{folder}: {error}") from None
     if not data.test:
         raise DataError(f"{folder} has no test data, which the evaluation reports on: add test.*")
-    for problem in uninformative_test_data(data):
+    for problem in task_named(data.task).test_warnings(data.test):
         raise DataError(f"{folder}: {problem}")
     return EvalTask(folder.resolve().name, data)

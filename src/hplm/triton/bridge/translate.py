@@ -51,9 +51,7 @@ def check_tensors(args: Mapping[str, str], names: Sequence[str]) -> None:
 
 def queue_policy(args: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what the model's config says about requests that wait in Triton, by the config's names. Defaults are left out."""
-    batching = json.loads(args["model_config"]).get("dynamic_batching", {})
-    policy: Mapping[str, Any] = batching.get("default_queue_policy", {})
-    return policy
+    return json.loads(args["model_config"]).get("dynamic_batching", {}).get("default_queue_policy", {})
 
 
 def queue_size(args: Mapping[str, str]) -> int:
@@ -73,14 +71,12 @@ def inputs(request: Any) -> Inputs:
 
 def tensor(inputs: Inputs, name: str) -> npt.NDArray[Any]:
     """Return a tensor with its batch dimension. Triton takes its memory back when `execute` returns."""
-    array: npt.NDArray[Any] = inputs[name].as_numpy()
-    return array
+    return inputs[name].as_numpy()
 
 
 def texts(inputs: Inputs, name: str) -> list[list[bytes]]:
     """Return the BYTES elements of each row of a tensor."""
-    rows: list[list[bytes]] = tensor(inputs, name).tolist()
-    return rows
+    return tensor(inputs, name).tolist()
 
 
 def single(request: Any, name: str) -> bytes:

@@ -22,7 +22,7 @@ from typing import IO
 from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, SERVING, names
 from hplm.errors import StartError, TritonEndedError
 from hplm.runtime.local_http import LOCAL_HTTP
-from hplm.runtime.process import file_limits
+from hplm.runtime.process import file_limits, numbered
 from hplm.triton.launcher import log_files
 from hplm.triton.launcher.backend_folder import assemble_backends
 from hplm.triton.launcher.child_process import deferred_signals, exit_status, exit_words, prepare_child
@@ -250,7 +250,7 @@ class TritonServer:
         if self._reaper is not None:
             self._reaper.kill()
             self._reaper.wait()
-        killed_server_files.remove(self._folder, self.process.pid)
+        killed_server_files.remove(self._folder, numbered(self.process.pid))
         self._unlock_folder()
 
     def renew_reaper(self) -> bool:

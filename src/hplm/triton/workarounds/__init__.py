@@ -1,6 +1,7 @@
 """Workarounds for Triton 24.10 (server version 2.51): one module for each behaviour, named after the behaviour.
 
-A module's docstring says what Triton does, in which releases, and how the workaround is switched off. A fix is detected
+A module's docstring says what Triton does, and how the workaround is switched off. It names releases if others than 24.10
+have the behaviour, or if a release changes it. A fix is detected
 while Triton runs if that is possible; otherwise the server's version decides (`releases`). "Harmless" means that the
 workaround changes nothing on a Triton that has the fix.
 

@@ -99,38 +99,31 @@ class StubKeeper:
             return []
         messages: list[str] = []
         for model in due:
-            if self._has_new_stub(model):
-                self._server.hide_texts()
-                self._adopt_stubs(model)
-                continue
-            last = self._pauses.get(model)
-            pause_s = min(2 * last.length_s, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
-            try:
-                if not (self._request(model, "unload") and self._request(model, "load")):
-                    return messages
-                self._server.hide_texts()
-                messages.append(f"The stub of model {model} had died; the model is loaded again.")
-            except StartError as error:
-                # The model may be loaded all the same, by a load that took longer than the timeout.
-                messages.append(f"{error}; trying again in {pause_s:.0f} s")
-            self._adopt_stubs(model)
-            self._pauses[model] = _Pause(self._clock(), pause_s)
+            if self._stubs_of(model).keys() <= self._stubs.keys():
+                last = self._pauses.get(model)
+                pause_s = min(2 * last.length_s, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
+                try:
+                    if not (self._request(model, "unload") and self._request(model, "load")):
+                        return messages
+                    messages.append(f"The stub of model {model} had died; the model is loaded again.")
+                except StartError as error:
+                    # The model may be loaded all the same, by a load that took longer than the timeout.
+                    messages.append(f"{error}; trying again in {pause_s:.0f} s")
+                self._pauses[model] = _Pause(self._clock(), pause_s)
+            # Otherwise somebody else has loaded the model.
+            self._server.hide_texts()
+            # Stubs of other models stay as they were known: the next look sees which of them died.
+            known = {pid: other for pid, other in self._stubs.items() if other != model}
+            self._stubs = known | self._stubs_of(model)
         return messages
 
     def _may_load(self, model: str, now_s: float) -> bool:
         pause = self._pauses.get(model)
         return pause is None or now_s >= pause.from_s + pause.length_s
 
-    def _has_new_stub(self, model: str) -> bool:
-        """Return whether the model has a stub that is not known yet: somebody else has loaded the model."""
-        stubs = stubs_of(self._server.process.pid)
-        return any(other == model and pid not in self._stubs for pid, other in stubs.items())
-
-    def _adopt_stubs(self, model: str) -> None:
-        """Take the present stubs of a model as the known ones. Those of other models stay: the next look sees who died."""
-        known = {pid: other for pid, other in self._stubs.items() if other != model}
-        stubs = stubs_of(self._server.process.pid)
-        self._stubs = known | {pid: other for pid, other in stubs.items() if other == model}
+    def _stubs_of(self, model: str) -> dict[int, str]:
+        """Return the present stubs of a model."""
+        return {pid: other for pid, other in stubs_of(self._server.process.pid).items() if other == model}
 
     def _request(self, model: str, step: str) -> bool:
         """Have Triton load or unload a model. Return False if Triton has ended meanwhile; raise StartError if it refuses."""

@@ -12,15 +12,15 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from hplm.triton.workarounds.releases import RELEASE_26_05, ServerVersion, is_before
+from hplm.triton.workarounds.releases import RELEASE_26_05, ServerVersion
 
 # Address space of each thread's stack. Only pages that a thread touches take memory.
 STACK_BYTES = 256 << 20
 
 
 def is_needed(version: ServerVersion | None) -> bool:
-    """Return whether this server needs larger stacks."""
-    return is_before(version, RELEASE_26_05)
+    """Return whether this server needs larger stacks. A server of unknown version gets them."""
+    return version is None or version < RELEASE_26_05
 
 
 def stack_limits() -> tuple[int, int] | None:

@@ -2,7 +2,6 @@
 
 Behaviour: Triton forgets a request with its last response. A later question about it ends the whole server
 (triton-inference-server/server#8192).
-Releases: 24.10; no release that mends it was seen.
 Switched off: harmless; the guard only remembers whether the last response was sent.
 """
 

@@ -1,7 +1,6 @@
 """If shared memory has no room for one answer of a call, Triton fails all answers of the call.
 
 Behaviour: the answers that `execute` returns lie in shared memory at the same time.
-Releases: 24.10; no release that mends it was seen.
 Workaround: answers leave together only while shared memory has room to spare, and only up to MOST_BYTES. Otherwise each is
 sent by itself.
 Switched off: harmless; single answers cost a round trip each.

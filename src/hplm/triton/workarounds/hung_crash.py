@@ -2,7 +2,6 @@
 
 Behaviour: the handler of a fatal signal allocates memory to print where the server was. If the memory is damaged, the
 handler waits for ever. The server still says that it is ready, and answers no request.
-Releases: 24.10; no release that mends it was seen.
 Workaround: the log is watched for the line that the handler writes first. If the server then neither ends nor answers, it
 is killed.
 Switched off: harmless; nothing happens without a crash.

@@ -1,7 +1,6 @@
 """Before it ends, Triton waits for clients whose connections are open, and then breaks off requests that run.
 
 Behaviour: the time between SIGTERM and the end is spent on idle connections, also if no model is loaded any more.
-Releases: 24.10; no release that mends it was seen.
 Workaround: the models are unloaded first, which waits for running requests alone. A Triton without models is then killed
 after EMPTY_ENDS_S.
 Switched off: harmless.

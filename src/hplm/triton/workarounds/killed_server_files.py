@@ -73,12 +73,23 @@ def write_name(mark: IO[str], server: int) -> None:
     mark.flush()
 
 
-def remove(folder: Path, server: int | None) -> None:
-    """Remove a server's folder and its files in shared memory, which are named after the folder or the process.
+def remove(folder: Path, name: str) -> None:
+    """Remove a server's folder and its files in shared memory, which are named after the folder or after the process.
 
-    `server` is None if another process has the server's number by now: files named after the number are not the server's.
+    `name` is the process's (`numbered`), "" if another process has its number by now and files of that name.
     """
-    _remove(folder, "" if server is None else numbered(server))
+    _unlink(f"{glob.escape(folder.name)}.*")
+    if name:
+        _unlink(f"{BACKLOG}{glob.escape(name)}-*")
+        # A pattern does not find this file, because it is a link to nothing.
+        with suppress(OSError):
+            (SHARED_MEMORY / f"{STOPPING}{name}").unlink()
+    with suppress(OSError):
+        for path in folder.iterdir():
+            # The mark goes last, because a folder without it is never found again.
+            if path.name != MARK:
+                shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep() -> None:
@@ -108,23 +119,7 @@ def _sweep(mark: Path) -> None:
             time.sleep(ENDING_S)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # If another process has the number by now, files named after the number are that process's.
-        _remove(mark.parent, name if has_ended else "")
-
-
-def _remove(folder: Path, name: str) -> None:
-    """Remove a server's folder and the files named after it, and those named after the process unless `name` is empty."""
-    _unlink(f"{glob.escape(folder.name)}.*")
-    if name:
-        _unlink(f"{BACKLOG}{glob.escape(name)}-*")
-        # A pattern does not find this file, because it is a link to nothing.
-        with suppress(OSError):
-            (SHARED_MEMORY / f"{STOPPING}{name}").unlink()
-    with suppress(OSError):
-        for path in folder.iterdir():
-            # The mark goes last, because a folder without it is never found again.
-            if path.name != MARK:
-                shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
+        remove(mark.parent, name if has_ended else "")
 
 
 def _unlink(pattern: str) -> None:

@@ -1,6 +1,5 @@
 """Triton tells its stubs that it ends only when no request is running any more, which under load is never.
 
-Releases: 24.10; no release that mends it was seen.
 Workaround: a file in shared memory tells the stages (`hplm.runtime.process.tell_to_stop`). They then refuse requests that
 wait and requests that arrive, so that their models can be unloaded.
 Switched off: harmless; a Triton that tells its stubs at once loses TELL_S at its end.

@@ -15,8 +15,3 @@ def parse_version(text: str) -> ServerVersion | None:
     """Return the server version at the start of a text such as "2.51.0", None if there is none."""
     numbers = re.match(r"(\d+)\.(\d+)", text.strip())
     return (int(numbers[1]), int(numbers[2])) if numbers else None
-
-
-def is_before(version: ServerVersion | None, release: ServerVersion) -> bool:
-    """Return whether a server is older than a release. An unknown version counts as older: workarounds stay on."""
-    return version is None or version < release

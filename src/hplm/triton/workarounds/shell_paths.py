@@ -1,7 +1,6 @@
 """Triton passes paths of models and backends to a shell without quotes.
 
 Behaviour: a path with a space or another character that a shell interprets starts no stub.
-Releases: 24.10; no release that mends it was seen.
 Switched off: never; such a path is refused, or replaced by a symbolic link.
 """
 

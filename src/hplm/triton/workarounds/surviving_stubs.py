@@ -2,7 +2,6 @@
 
 Behaviour: a stub notices by itself that Triton is gone, but not always. A stub that waits for Triton while it holds Python's
 interpreter lock waits for ever, for example when it sends a metric after a line of the log.
-Releases: 24.10; no release that mends it was seen.
 Workaround: a process beside the server, the reaper, outlives the launcher. When Triton ends it kills Triton's process group
 and removes its files.
 Switched off: harmless; after an orderly end there is nothing to kill or to remove.
@@ -18,7 +17,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hplm.runtime.process import ENDED, begun, state_of
+from hplm.runtime.process import ENDED, begun, numbered, state_of
 from hplm.triton.workarounds import killed_server_files
 
 # Seconds between two looks at the server.
@@ -65,7 +64,7 @@ def _main(server: int, since: str, launcher: int, folder: Path) -> None:
             os.killpg(server, signal.SIGKILL)
             # A stub that is about to end may write a file once more.
             time.sleep(PERIOD_S)
-    killed_server_files.remove(folder, server if state else None)
+    killed_server_files.remove(folder, numbered(server) if state else "")
 
 
 def _state(server: int, since: str) -> str:

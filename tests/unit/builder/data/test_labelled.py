@@ -12,9 +12,9 @@ from hplm_builder.data import labelled_files
 from hplm_builder.data.labelled import LabelledFile
 from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import read_data, read_file, read_folder
-from hplm_builder.data.row_readers import LONGEST_RECORD
 
 from hplm.core.columns import Columns, check_header
+from hplm.core.text_lines import MOST_LINE_BYTES
 from hplm.errors import ConfigError, DataError
 from hplm.tasks.examples import Entity, LabelledText
 from tests.open_files import open_files
@@ -120,7 +120,7 @@ def test_a_json_list_is_read_as_json_lines_are(tmp_path: Path, indent: int | Non
     lines = read_file(write(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
     listed = json.dumps(rows, indent=indent, ensure_ascii=False)
     # More bytes than a line may have.
-    assert len(listed) > LONGEST_RECORD
+    assert len(listed) > MOST_LINE_BYTES
     read = read_file(write(tmp_path, "b.jsonl", f"\n {listed}\n".encode(encoding)))
     assert read == lines
     assert read[2].where.endswith(f"line {2 if indent is None else 11}, entry 3")
@@ -364,14 +364,14 @@ def test_an_endless_example_is_refused_before_it_fills_the_memory(
     tmp_path: Path, name: str, head: bytes, repeated: bytes
 ) -> None:
     path = write(tmp_path, name, head + repeated * 30_000)
-    assert path.stat().st_size > 20 * LONGEST_RECORD
+    assert path.stat().st_size > 20 * MOST_LINE_BYTES
     tracemalloc.start()
     with pytest.raises(DataError, match="without an end"):
         read_file(path)
     most_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # The words of one sentence are many small strings. The words of the whole file would take hundreds of MB.
-    assert most_bytes < 30 * LONGEST_RECORD
+    assert most_bytes < 30 * MOST_LINE_BYTES
 
 
 def test_the_error_of_a_bad_row_does_not_keep_the_file_open(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.data.corpus_file import read_corpus
-from hplm_builder.data.row_readers import read_rows
+from hplm_builder.data.labelled import LabelledFile
+from hplm_builder.data.labelled_files import read_file
 
 from hplm.core.settings import ManagerSettings
 from hplm.core.text_lines import MOST_LINE_BYTES
@@ -76,7 +77,11 @@ def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
         ("a.csv", b"", "is empty"),
         ("a.csv", b"text,label\nb\xe4d,x\n", "a.csv, line 2 is not UTF-8"),
         ("a.csv", b"text,label\n" + b"good,x\n" * 200_000 + b"b\xe4d,x\n", "a.csv, line 200002 is not UTF-8"),
-        ("a.csv", "text,label\nä,x".encode("utf-16-le"), "line 1 holds a NUL byte .UTF-16 is read if it begins with"),
+        (
+            "a.csv",
+            "text,label\nä,x".encode("utf-16-le"),
+            "line 1 holds a NUL byte.* UTF-16 begins with a byte order mark",
+        ),
         ("a.csv", "text,label\nä,x".encode("utf-32"), "a.csv is UTF-32"),
         ("a.csv", "text,label\nä,x".encode("utf-16") + b"x", "a.csv is not UTF-16 at its end"),
         ("a.csv", b"text,label\rgood,x\rb\xe4d,x\r", "a.csv, line 3 is not UTF-8"),
@@ -132,7 +137,7 @@ def test_a_file_that_cannot_be_labelled_data_is_refused_at_first_sight(
 def test_what_the_first_look_takes_the_job_reads(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert survey(tmp_path / name, DATA_ENDINGS, 2_000_000) > 0
-    assert list(read_rows(tmp_path / name))
+    assert read_file(tmp_path / name)
 
 
 def test_a_line_of_a_gigabyte_is_refused_without_reading_it(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_a_corpus_may_be_packed_and_is_not_unpacked_here(tmp_path: Path) -> None
     "read",
     [
         lambda path: survey(path, (".txt",), 1000),
-        lambda path: list(read_rows(path, "rows.jsonl")),
+        lambda path: read_file(LabelledFile(path, "rows.jsonl")),
         lambda path: read_corpus(path, most_bytes=1000, most_documents=10),
     ],
     ids=["survey", "rows", "corpus"],
