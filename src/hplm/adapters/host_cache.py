@@ -68,7 +68,7 @@ class HostCache(Generic[Key, Value]):
 
     def fetch(self, key: Key) -> Future[Value]:
         """Return a future of the value. Callers that fetch a key while it loads share the load."""
-        load = _Load[Value]()
+        load: _Load[Value] = _Load()
         with self._lock:
             if (kept := self._touched(key)) is not None:
                 load.future.set_result(kept)

@@ -91,9 +91,15 @@ def widen(packed: PackedAdapter, reduced_size: int) -> PackedAdapter:
             f"an adapter's bottleneck is {packed.reduced_size}, the slots hold {reduced_size}: lower reduction_factor"
         )
     before = unpack(packed)
-    none, more = (0, 0), (0, reduced_size - packed.reduced_size)
-    down, up = np.pad(before.down, (none, more, none)), np.pad(before.up, (none, none, more))
-    return pack(Adapter(down, np.pad(before.down_bias, (none, more)), up, before.up_bias))
+    layers, hidden = len(packed.weights), packed.hidden_size
+    down, down_bias, up = (
+        np.zeros(shape, np.float32)
+        for shape in ((layers, reduced_size, hidden), (layers, reduced_size), (layers, hidden, reduced_size))
+    )
+    down[:, : packed.reduced_size] = before.down
+    down_bias[:, : packed.reduced_size] = before.down_bias
+    up[:, :, : packed.reduced_size] = before.up
+    return pack(Adapter(down, down_bias, up, before.up_bias))
 
 
 def to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:

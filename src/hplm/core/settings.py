@@ -259,10 +259,8 @@ def parse_settings(kind: type[Settings], values: Any, where: str) -> Settings:
         raise ConfigError(f"{where}: {error}") from None
 
 
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields. Cached, because a backlog is parsed twenty times a second."""
-    return get_type_hints(kind)
+# The types of a dataclass's fields. Cached, because a backlog is parsed twenty times a second.
+_hints = cache(get_type_hints)
 
 
 def load_settings(kind: type[Settings], path: Path) -> Settings:

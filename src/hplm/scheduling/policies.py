@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain
 from operator import attrgetter
 
 from hplm.errors import ConfigError
@@ -141,5 +141,9 @@ def _longest_of_utility(least: float) -> int:
 
 def _saturating(by_length: Sequence[Waiting], row_tokens: int) -> int:
     """Return how many of the first requests saturate a row (s_tk)."""
-    totals = accumulate(map(_LENGTH, by_length))
-    return sum(1 for _ in takewhile(lambda total: total <= row_tokens, totals))
+    total = 0
+    for count, request in enumerate(by_length):
+        total += request.tokens
+        if total > row_tokens:
+            return count
+    return len(by_length)

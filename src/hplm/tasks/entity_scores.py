@@ -56,9 +56,7 @@ def entity_types(gold: Sequence[Sequence[Entity]], answers: Answers) -> dict[str
 
 def _entity_counts(gold: Sequence[Sequence[Entity]], answers: Answers) -> dict[str, tuple[int, int, int]]:
     """Return type -> numbers of entities that are in both, in gold, and in answers."""
-    hits: Counter[str] = Counter()
-    wanted: Counter[str] = Counter()
-    got: Counter[str] = Counter()
+    hits, wanted, got = Counter[str](), Counter[str](), Counter[str]()
     for entities, spans in zip(gold, answers, strict=True):
         a = {(entity.label, entity.start, entity.end) for entity in entities}
         b = {(span.label, span.start, span.end) for span in spans}

@@ -144,8 +144,7 @@ def submit_all(
     call = _Call(len(requests), takes_responses=hold_s is not None and full_shared_memory.has_room())
     for index, request in enumerate(requests):
         try:
-            sender = RequestSender(request.get_response_sender(), partial(call.take, index))
-            client: _SenderClient[Answer] = _SenderClient(sender)
+            client: _SenderClient[Answer] = _SenderClient(request.get_response_sender(), partial(call.take, index))
             _submit(client, request, read, submit, writer, count)
         except Exception:
             # Not even an error could be sent.
@@ -221,16 +220,10 @@ def _submit(
         refuse_and_count(InternalError("the server failed on this request; its log says why"))
 
 
-class _SenderClient(Client[Answer]):
+class _SenderClient(RequestSender, Client[Answer]):
     """The client of one Triton request, behind that request's response sender. Safe to use from several threads."""
 
     write: Callable[[Answer], Any]
-
-    def __init__(self, sender: RequestSender) -> None:
-        self._sender = sender
-
-    def is_cancelled(self) -> bool:
-        return self._sender.is_cancelled()
 
     def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:
         """Write and send an answer. A request to a decoupled model may have several; the last has `is_last`."""
@@ -241,10 +234,6 @@ class _SenderClient(Client[Answer]):
             # The caller logs and counts that its answer was not sent.
             raise
         self.send(response, is_last=is_last)
-
-    def send(self, response: Any, *, is_last: bool = True) -> None:
-        """Send a written response, see `RequestSender.send`."""
-        self._sender.send(response, is_last=is_last)
 
 
 def log_failure() -> None:
