@@ -10,7 +10,6 @@ import pytest
 
 from hplm import errors
 from hplm.adapters.host_cache import HostCache
-from tests.waiting import until
 
 
 def test_one_cold_key_loads_once_for_all_who_ask_and_keys_do_not_wait_for_each_other() -> None:
@@ -78,10 +77,15 @@ def test_a_value_that_was_dropped_while_it_loaded_is_not_kept() -> None:
 
 
 def test_a_load_that_hangs_keeps_nobody_waiting_for_the_cache_to_close() -> None:
-    may_go_on = threading.Event()
-    cache: HostCache[str, str] = HostCache(lambda key: str(may_go_on.wait(30)), len, capacity=30, num_threads=1)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def hang(key: str) -> str:
+        has_begun.set()
+        return str(may_go_on.wait(30))
+
+    cache = HostCache(hang, len, capacity=30, num_threads=1)
     hangs, waits = cache.fetch("a"), cache.fetch("b")
-    until(lambda: cache._running == {"a"})
+    assert has_begun.wait(30)
     cache.close(within_s=0.1)
     for loading in (hangs, waits, cache.fetch("c")):
         with pytest.raises(errors.StoppingError):
