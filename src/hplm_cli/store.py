@@ -119,7 +119,7 @@ def show(store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "") -> N
         table = Table("base", "domain", "parent", "version", "tenants", title=f"{opened.tenant_count():,} tenants")
         for domain in opened.domains():
             count = users.get((domain.base, domain.name), 0)
-            table.add_row(domain.base, domain.name, domain.parent or "", str(domain.current), f"{count:,}")
+            table.add_row(domain.base, domain.name, domain.parent or "", str(domain.current.number), f"{count:,}")
         jobs = Counter(job.state for job in opened.jobs(limit=1000))
         console = _console()
         console.print(table)

@@ -320,9 +320,8 @@ class ManageService:
         with self._naming_its_job(f"domain:{base}/{request.domain}"):
             record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
-        about = next((version.about for version in versions if version.number == record.current), {})
         shown = [views.version(version) for version in versions]
-        return {"domain": {**views.domain(record), "about": about, "versions": shown}}
+        return {"domain": {**views.domain(record), "about": record.current.about, "versions": shown}}
 
     def _list_domains(self, request: requests.ListDomains) -> Answer:
         return {"domains": [views.domain(record) for record in self._registry.domains(request.base)]}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select
 
 from hplm.errors import ConflictError
 from hplm.registry.database import RegistryPart, bump
-from hplm.registry.domains import domain_row, insert_domain_version, select_domain_versions
+from hplm.registry.domains import domain_row, insert_domain_version, make_current, select_domain_versions
 from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot, TenantFiles
 from hplm.registry.schema import bases, domain_versions, domains, jobs, state, tenant_versions, tenants, uploads
-from hplm.registry.tenants import serve_newest
+from hplm.registry.tenants import serve_newest, version_values
 
 CHANGED = "the registry was changed meanwhile: run the command again"
 
@@ -82,17 +82,11 @@ class Adoption(RegistryPart):
             for new in new_domains:
                 row = domain_row(connection, new.base, new.name)
                 parent_id = _kept_id(ids, new.parent) if new.parent else None
-                ids[new.path] = insert_domain_version(
-                    connection, row, new.number, parent_id, new.path, now_s, new.about
+                ids[new.path] = version_id = insert_domain_version(
+                    connection, row.id, new.number, parent_id, new.path, now_s, new.about
                 )
-            newest = select(d.id).where(d.domain_id == domains.c.id, d.number == domains.c.last_number)
-            added = {(new.base, new.name) for new in new_domains}
-            for base_name, name in added:
-                connection.execute(
-                    update(domains)
-                    .where(domains.c.base == base_name, domains.c.name == name)
-                    .values(current_id=newest.scalar_subquery())
-                )
+                if new.number >= row.last_number:
+                    make_current(connection, row, version_id, new.number)
             _insert_tenants(connection, new_tenants, ids, now_s, generation)
 
 
@@ -116,16 +110,6 @@ def _insert_tenants(
         raise ConflictError(CHANGED)
     rows = [{"name": name, "last_number": number, "generation": generation} for name, number in last.items()]
     connection.execute(insert(tenants), rows)
-    versions = [
-        {
-            "tenant": version.name,
-            "number": version.number,
-            "domain_version_id": _kept_id(domain_ids, version.domain),
-            "path": version.path,
-            "created_s": now_s,
-            "about": version.about,
-        }
-        for version in new
-    ]
+    versions = [version_values(v.name, v.number, _kept_id(domain_ids, v.domain), v.path, now_s, v.about) for v in new]
     connection.execute(insert(tenant_versions), versions)
     serve_newest(connection, generation)

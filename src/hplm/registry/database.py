@@ -106,14 +106,16 @@ class Database:
             return _version(connection)
 
     def migrate(self) -> None:
-        """Bring the tables to the newest version, in one transaction."""
+        """Make the tables, or bring them to the newest version, in one transaction."""
         # Imported here, because Alembic is slow to import and serving never needs it.
-        from hplm.registry.migrations.upgrade import upgrade
+        from hplm.registry.migrations.upgrade import create, upgrade
 
         with self._locked(), self._transaction(True) as connection:
             if not self._path:
                 connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('hplm registry'))"))
-            if _version(connection) != schema.HEAD:
+            if (version := _version(connection)) is None:
+                create(connection)
+            elif version != schema.HEAD:
                 upgrade(connection)
 
     def faults(self) -> list[str]:

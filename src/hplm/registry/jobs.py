@@ -105,7 +105,7 @@ class Jobs(RegistryPart):
         )
         query = select(jobs.c.id).where(*wanted, jobs.c.cancel_requested.is_(False)).order_by(jobs.c.seq).limit(1)
         with self._database.reading() as connection:
-            return connection.execute(query).scalar()
+            return connection.scalar(query)
 
     def jobs(self, *, states: Collection[JobState] | None = None, limit: int = 100) -> list[Job]:
         """List jobs, newest first: at most `limit`, only those in `states` if given. Requests hold only `dry_run`."""
@@ -142,7 +142,8 @@ class Jobs(RegistryPart):
         with self._database.reading() as connection:
             # Idle workers ask often and must not block writers.
             is_idle = _decide(connection, now_s, lease_s, expired) == ([], None)
-            if is_idle and not _are_any_running(connection):
+            running = select(jobs.c.id).where(jobs.c.state == "running").limit(1)
+            if is_idle and connection.scalar(running) is None:
                 return None
         with self._database.writing() as connection:
             if is_idle:
@@ -153,18 +154,8 @@ class Jobs(RegistryPart):
                 _end_lost(connection, _row(connection, row.id), now_s)
             if free is None:
                 return None
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == free.id)
-                .values(
-                    **NOT_BEGUN,
-                    state="running",
-                    worker=worker,
-                    lease_until_s=now_s + lease_s,
-                    started_s=now_s,
-                    attempts=free.attempts + 1,
-                )
-            )
+            lease = {"worker": worker, "lease_until_s": now_s + lease_s, "started_s": now_s}
+            _set(connection, free.id, **NOT_BEGUN, **lease, state="running", attempts=free.attempts + 1)
             return _job(_row(connection, free.id))
 
     def report_job(
@@ -181,11 +172,7 @@ class Jobs(RegistryPart):
         """Renew the lease and record the progress; return whether the job is to be cancelled. Raises LeaseLostError."""
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id)
-                .values(lease_until_s=now_s + lease_s, step=step, progress=progress, eta_s=eta_s)
-            )
+            _set(connection, job_id, lease_until_s=now_s + lease_s, step=step, progress=progress, eta_s=eta_s)
             return bool(row.cancel_requested)
 
     def finish_job(
@@ -213,25 +200,12 @@ class Jobs(RegistryPart):
         """
         with self._database.writing() as connection:
             row = _held_row(connection, job_id, worker)
-            if row.local:
-                is_cancelled = row.cancel_requested or not counted
+            is_cancelled = row.cancel_requested or (row.local and not counted)
+            if row.local or (is_cancelled and _published_number(connection, row) is None):
                 _end_lost(connection, row, now_s, is_cancelled=is_cancelled)
                 return False
-            if row.cancel_requested and _published_number(connection, row) is None:
-                _end_lost(connection, row, now_s)
-                return False
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id)
-                .values(
-                    **NOT_BEGUN,
-                    state="queued",
-                    worker=None,
-                    lease_until_s=None,
-                    started_s=None,
-                    attempts=row.attempts - (not counted),
-                )
-            )
+            no_lease = {"worker": None, "lease_until_s": None, "started_s": None}
+            _set(connection, job_id, **NOT_BEGUN, **no_lease, state="queued", attempts=row.attempts - (not counted))
         return True
 
     def cancel_job(self, job_id: str, now_s: float) -> Job:
@@ -244,7 +218,7 @@ class Jobs(RegistryPart):
             if row.state == "queued" and _published_number(connection, row) is None:
                 _end(connection, job_id, "cancelled", now_s)
             if row.state in UNFINISHED:
-                connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
+                _set(connection, job_id, cancel_requested=True)
             return _job(_row(connection, job_id))
 
     def forget_jobs(self, before_s: float) -> None:
@@ -255,7 +229,7 @@ class Jobs(RegistryPart):
 
 def unfinished_subjects(connection: Connection) -> set[str]:
     """Return the subjects of unfinished jobs."""
-    return set(connection.execute(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))).scalars())
+    return set(connection.scalars(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))))
 
 
 def at_work_on(connection: Connection, subject: str) -> str | None:
@@ -291,7 +265,7 @@ def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]
     Such a job stands on the version that was current when it began.
     """
     running = select(jobs.c.request).where(jobs.c.state == "running", jobs.c.id != besides)
-    requests = [request for request in connection.execute(running).scalars() if request.get("base") == base]
+    requests = [request for request in connection.scalars(running) if request.get("base") == base]
     return {name for request in requests for name in (request.get("domain"), request.get("parent")) if name is not None}
 
 
@@ -300,14 +274,17 @@ def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
 
     Returns the uploads to drop with the jobs that ended.
     """
-    queued = connection.execute(
-        select(jobs.c.id, jobs.c.request).where(jobs.c.subject == subject, jobs.c.state == "queued")
-    ).all()
-    for row in queued:
-        _end(connection, row.id, "cancelled", now_s)
-    running = update(jobs).where(jobs.c.subject == subject, jobs.c.state == "running")
-    connection.execute(running.values(cancel_requested=True))
-    return {upload_id for row in queued for upload_id in uploads_to_drop(row.request)}
+    unfinished = select(jobs.c.id, jobs.c.state, jobs.c.request).where(
+        jobs.c.subject == subject, jobs.c.state.in_(UNFINISHED)
+    )
+    dropped: set[str] = set()
+    for row in connection.execute(unfinished).all():
+        if row.state == "running":
+            _set(connection, row.id, cancel_requested=True)
+        else:
+            _end(connection, row.id, "cancelled", now_s)
+            dropped |= uploads_to_drop(row.request)
+    return dropped
 
 
 def move_queued_updates(connection: Connection, subject: str, domain_version_id: int) -> None:
@@ -316,39 +293,25 @@ def move_queued_updates(connection: Connection, subject: str, domain_version_id:
     They then wait for jobs of that domain, and retention keeps the domain's versions for them.
     """
     of_version = select(domains.c.name).join(domain_versions, domain_versions.c.domain_id == domains.c.id)
-    name = connection.execute(of_version.where(domain_versions.c.id == domain_version_id)).scalar_one()
+    name = connection.scalar(of_version.where(domain_versions.c.id == domain_version_id))
     queued = select(jobs.c.id, jobs.c.request).where(
         jobs.c.subject == subject, jobs.c.state == "queued", jobs.c.request["stays"].as_boolean().is_(true())
     )
     for row in connection.execute(queued).all():
-        connection.execute(update(jobs).where(jobs.c.id == row.id).values(request={**row.request, "domain": name}))
+        _set(connection, row.id, request={**row.request, "domain": name})
 
 
 def _insert(
-    connection: Connection,
-    kind: str,
-    subject: str,
-    request: dict[str, Any],
-    now_s: float,
-    *,
-    state: JobState,
-    **values: Any,
+    connection: Connection, kind: str, subject: str, request: dict[str, Any], now_s: float, **values: Any
 ) -> Job:
     job_id = uuid.uuid4().hex
-    connection.execute(
-        insert(jobs).values(
-            **NOT_BEGUN,
-            id=job_id,
-            kind=kind,
-            subject=subject,
-            request=request,
-            state=state,
-            created_s=now_s,
-            cancel_requested=False,
-            **values,
-        )
-    )
+    given = {"id": job_id, "kind": kind, "subject": subject, "request": request, "created_s": now_s}
+    connection.execute(insert(jobs).values(**given, **NOT_BEGUN, cancel_requested=False, **values))
     return _job(_row(connection, job_id))
+
+
+def _set(connection: Connection, job_id: str, **values: Any) -> None:
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
 def _row(connection: Connection, job_id: str) -> Row[Any]:
@@ -368,10 +331,6 @@ def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
         now = f"{row.worker} runs it" if row.state == "running" else f"it is {row.state}"
         raise LeaseLostError(f"{worker} holds job {job_id} no more, {now}: stop, publish nothing")
     return row
-
-
-def _are_any_running(connection: Connection) -> bool:
-    return connection.execute(select(jobs.c.id).where(jobs.c.state == "running").limit(1)).first() is not None
 
 
 def _is_overdue(row: Row[Any], now_s: float, lease_s: float) -> bool:
@@ -430,19 +389,15 @@ def _published_number(connection: Connection, row: Row[Any]) -> int | None:
     """
     kind, _, name = row.subject.partition(":")
     if kind == "tenant":
-        query = select(tenant_versions.c.number, tenant_versions.c.about).where(
-            tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None)
-        )
+        v = tenant_versions.c
+        query = select(v.number).where(v.tenant == name)
     elif kind == "domain":
+        v = domain_versions.c
         base, _, name = name.partition("/")
-        query = (
-            select(domain_versions.c.number, domain_versions.c.about)
-            .join(domains, domains.c.id == domain_versions.c.domain_id)
-            .where(domains.c.base == base, domains.c.name == name, domain_versions.c.retired_s.is_(None))
-        )
+        query = select(v.number).join(domains).where(domains.c.base == base, domains.c.name == name)
     else:
         return None
-    return next((number for number, about in connection.execute(query) if about.get("job") == row.id), None)
+    return connection.scalar(query.where(v.retired_s.is_(None), v.about["job"].as_string() == row.id))
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
@@ -476,4 +431,4 @@ def _end(
     values = {"state": state, "ended_s": now_s, "lease_until_s": None, "eta_s": None, "result": result, "error": error}
     if state == "done":
         values["progress"] = 1.0
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+    _set(connection, job_id, **values)

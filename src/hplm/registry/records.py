@@ -21,12 +21,12 @@ class BaseRecord:
 
 @dataclass(frozen=True)
 class DomainRecord:
-    """A domain. `parent` is the domain below which its current version stands; None for a root (a PLOT)."""
+    """A domain and its current version, which stands below domain `parent`; None for a root (a PLOT)."""
 
     base: str
     name: str
     parent: str | None
-    current: int | None
+    current: DomainVersion
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,14 @@
-"""Numbers of versions. Each number is given once, so the folder of a number that was not given yet must be free."""
+"""Numbers of the versions of tenants and domains.
+
+Each number is given once, so the folder of a number that was not given yet must be free.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+
+from sqlalchemy import Connection, Table, select
 
 from hplm.errors import ConflictError
 
@@ -22,3 +27,8 @@ def check_free(folder: Folder | None, number: int) -> None:
             "remove the folder, which `hplm store verify` names (if the registry does not know the tenant or domain at all, "
             "`hplm store adopt` registers it)"
         )
+
+
+def number_of(connection: Connection, versions: Table, version_id: int | None) -> int | None:
+    """Return the number of a version in the table `versions`; None if there is no such version."""
+    return connection.scalar(select(versions.c.number).where(versions.c.id == version_id))
