@@ -6,9 +6,8 @@ The check reads the file once, block by block. The job itself checks the content
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
-from hplm.core.text_lines import MOST_LINE_BYTES, DecodedFile
+from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines
 from hplm.errors import DataError, check_ending, unreadable
 
 # A packed file of a few KB may unpack to more than the disk holds. Only a corpus may be packed; it is unpacked up to a bound.
@@ -42,43 +41,31 @@ def survey(path: Path, endings: tuple[str, ...], most_bytes: int) -> int:
                 if start.startswith(magic):
                     raise DataError(f"{name} is packed ({kind}): send the text itself")
             file.seek(0)
-            return _look(file, name)
+            with BoundedLines(file, name) as lines:
+                return _check_lines(lines)
     except OSError as error:
         raise unreadable(name, error) from error
 
 
-def _look(file: BinaryIO, name: str) -> int:
-    with DecodedFile(file, name) as text:
-        return _look_at(text, name)
-
-
-def _look_at(text: DecodedFile, name: str) -> int:
-    newline = text.form.newline
+def _check_lines(lines: BoundedLines) -> int:
+    """Return the bytes of text in a file. Raises DataError for a line that is too long, no text or no line at all."""
+    newline = lines.form.newline.encode()
     # A JSON list may stand on one line; the job then checks the size of each object.
-    is_bounded = not (text.form.is_list and name.lower().endswith(".jsonl"))
-    seen = lines = open_line = 0
+    is_bounded = not (lines.form.is_list and lines.name.lower().endswith(".jsonl"))
+    num_bytes = open_line_bytes = 0
+    line = 1
     # A character has at most four bytes, so a block has at most as many bytes as a line may have.
-    while block := text.read(MOST_LINE_BYTES // 4):
-        if (zero := block.find("\0")) >= 0:
-            bad_line = lines + block.count(newline, 0, zero) + 1
-            raise DataError(
-                f"{name} is no text: line {bad_line} holds a NUL byte (UTF-16 is read if it begins with a byte order mark)"
-            )
-        try:
-            raw = block.encode()
-        except UnicodeEncodeError as error:
-            bad_line = lines + block.count(newline, 0, error.start) + 1
-            raise DataError(f"{name}, line {bad_line} is not {text.form.encoding}: save the file as UTF-8") from None
+    while block := lines.read(MOST_LINE_BYTES // 4):
         # A line inside a block is no longer than the block, so only lines that cross a border are checked.
-        end = newline.encode()
-        first, last = raw.find(end), raw.rfind(end)
-        open_line += len(raw) if first < 0 else first
-        if is_bounded and open_line > MOST_LINE_BYTES:
-            raise DataError(f"{name}: line {lines + 1} has more than {MOST_LINE_BYTES:,} bytes")
+        raw = block.encode()
+        first = raw.find(newline)
+        open_line_bytes += len(raw) if first < 0 else first
+        if is_bounded and open_line_bytes > MOST_LINE_BYTES:
+            raise DataError(f"{lines.name}: line {line} has more than {MOST_LINE_BYTES:,} bytes")
         if first >= 0:
-            open_line = len(raw) - 1 - last
-            lines += block.count(newline)
-        seen += len(raw)
-    if not seen:
-        raise DataError(f"{name} is empty")
-    return seen
+            open_line_bytes = len(raw) - 1 - raw.rfind(newline)
+        line = lines.number + 1
+        num_bytes += len(raw)
+    if not num_bytes:
+        raise DataError(f"{lines.name} is empty")
+    return num_bytes

@@ -12,7 +12,7 @@ from hplm.registry.database import RegistryPart, bump
 from hplm.registry.jobs import cancel_all, jobs_on_domain
 from hplm.registry.records import BaseRecord, DomainRecord, DomainVersion
 from hplm.registry.schema import bases, domain_versions, domains, tenant_versions, tenants
-from hplm.registry.version_numbers import Folder, check_free, number_of
+from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, number_of, retire
 from hplm.runtime.crash_points import crash_point
 
 NAMED = 20  # most names that an error lists
@@ -81,19 +81,12 @@ class Domains(RegistryPart):
         with self._database.writing() as connection:
             _base(connection, base)
             row = domain_row(connection, base, name)
-            current = number_of(connection, domain_versions, row.current_id)
-            if current != expected:
-                raise ConflictError(
-                    f"domain {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
-                )
+            what, own = f"domain {name!r}", domain_versions.c.domain_id == row.id
+            check_expected(what, number_of(connection, domain_versions, row.current_id), expected)
             if parent_id is not None:
                 _check_parent(connection, base, name, parent_id)
             number = row.last_number + 1 if number is None else number
-            taken = select(domain_versions.c.id).where(
-                domain_versions.c.domain_id == row.id, domain_versions.c.number == number
-            )
-            if connection.scalar(taken) is not None:
-                raise ConflictError(f"domain {name!r} has a version {number} already: it was published meanwhile")
+            check_unpublished(connection, what, domain_versions, own, number)
             version_id = insert_domain_version(connection, row.id, number, parent_id, path, now_s, about)
             make_current(connection, row, version_id, number)
             crash_point("publish.committing")
@@ -147,13 +140,8 @@ class Domains(RegistryPart):
             fallen = _standing_on(connection, base, name)
             if users := _users(connection, base, name, fallen):
                 raise DomainInUseError(f"domain {name!r} cannot be deleted: {'; '.join(users)}")
-            for table, column in (
-                (domain_versions, domain_versions.c.id),
-                (tenant_versions, tenant_versions.c.domain_version_id),
-            ):
-                connection.execute(
-                    update(table).where(column.in_(fallen), table.c.retired_s.is_(None)).values(retired_s=now_s)
-                )
+            retire(connection, domain_versions, now_s, domain_versions.c.id.in_(fallen))
+            retire(connection, tenant_versions, now_s, tenant_versions.c.domain_version_id.in_(fallen))
             deleted = update(domains).where(domains.c.base == base, domains.c.name == name)
             connection.execute(deleted.values(current_id=None))
             bump(connection)
@@ -235,9 +223,8 @@ def _record(row: Row[Any]) -> DomainRecord:
 def select_domain_versions() -> Select[Any]:
     """Return the query for rows of DomainVersion."""
     v = domain_versions.c
-    return select(v.id, domains.c.base, domains.c.name, v.number, v.parent_id, v.path, v.created_s, v.about).join(
-        domains, domains.c.id == v.domain_id
-    )
+    columns = (v.id, domains.c.base, domains.c.name, v.number, v.parent_id, v.path, v.created_s, v.about)
+    return select(*columns).join_from(domain_versions, domains)
 
 
 def _version(connection: Connection, version_id: int) -> DomainVersion:

@@ -292,8 +292,8 @@ def move_queued_updates(connection: Connection, subject: str, domain_version_id:
 
     They then wait for jobs of that domain, and retention keeps the domain's versions for them.
     """
-    of_version = select(domains.c.name).join(domain_versions, domain_versions.c.domain_id == domains.c.id)
-    name = connection.scalar(of_version.where(domain_versions.c.id == domain_version_id))
+    of_version = select(domains.c.name).join(domain_versions).where(domain_versions.c.id == domain_version_id)
+    name = connection.scalar(of_version)
     queued = select(jobs.c.id, jobs.c.request).where(
         jobs.c.subject == subject, jobs.c.state == "queued", jobs.c.request["stays"].as_boolean().is_(true())
     )

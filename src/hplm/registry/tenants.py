@@ -15,7 +15,7 @@ from hplm.registry.jobs import at_work_on, cancel_all, move_queued_updates, unfi
 from hplm.registry.records import TenantRecord, TenantVersion
 from hplm.registry.schema import domain_versions, domains, tenant_versions, tenants
 from hplm.registry.uploads import expire_uploads
-from hplm.registry.version_numbers import Folder, check_free, number_of
+from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, number_of, retire
 from hplm.runtime.crash_points import crash_point
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -60,14 +60,9 @@ class Tenants(RegistryPart):
         with self._database.writing() as connection:
             check_kept(connection, domain_version_id)
             row = _row(connection, name)
-            current = number_of(connection, tenant_versions, row.current_id)
-            if current != expected:
-                raise ConflictError(_overtaken(name, current, expected))
-            taken = select(tenant_versions.c.id).where(
-                tenant_versions.c.tenant == name, tenant_versions.c.number == number
-            )
-            if connection.scalar(taken) is not None:
-                raise ConflictError(f"tenant {name!r} has had a version {number} already: take the next number")
+            what, own = f"tenant {name!r}", tenant_versions.c.tenant == name
+            check_expected(what, number_of(connection, tenant_versions, row.current_id), expected)
+            check_unpublished(connection, what, tenant_versions, own, number)
             values = version_values(name, number, domain_version_id, path, now_s, about)
             version_id = connection.execute(
                 insert(tenant_versions).values(values).returning(tenant_versions.c.id)
@@ -143,8 +138,8 @@ class Tenants(RegistryPart):
         """Count the tenants of each domain, by `(base, name)`. Domains without tenants are left out."""
         query = (
             select(domains.c.base, domains.c.name, func.count())
-            .join(domain_versions, domain_versions.c.domain_id == domains.c.id)
-            .join(tenant_versions, tenant_versions.c.domain_version_id == domain_versions.c.id)
+            .join(domain_versions)
+            .join(tenant_versions)
             .join(tenants, tenants.c.current_id == tenant_versions.c.id)
             .group_by(domains.c.base, domains.c.name)
         )
@@ -187,12 +182,7 @@ class Tenants(RegistryPart):
         """
         with self._database.writing() as connection:
             _current_id(connection, name)
-            versions = tenant_versions.c
-            connection.execute(
-                update(tenant_versions)
-                .where(versions.tenant == name, versions.retired_s.is_(None))
-                .values(retired_s=now_s)
-            )
+            retire(connection, tenant_versions, now_s, tenant_versions.c.tenant == name)
             _serve(connection, name, None)
             return cancel_all(connection, f"tenant:{name}", now_s)
 
@@ -215,8 +205,8 @@ def _records() -> Select[Any]:
         )
         .select_from(tenants)
         .join(tenant_versions, v.id == tenants.c.current_id)
-        .join(domain_versions, domain_versions.c.id == v.domain_version_id)
-        .join(domains, domains.c.id == domain_versions.c.domain_id)
+        .join(domain_versions)
+        .join(domains)
     )
 
 
@@ -267,14 +257,6 @@ def _serve(connection: Connection, name: str, version_id: int | None, **also: in
     connection.execute(update(tenant_versions).where(tenant_versions.c.id == version_id).values(served=generation))
 
 
-def _overtaken(name: str, current: int | None, expected: int | None) -> str:
-    if expected is None:
-        return f"tenant {name!r} exists already, at version {current}"
-    if current is None:
-        return f"tenant {name!r} was deleted meanwhile"
-    return f"tenant {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
-
-
 def _publish_part(
     connection: Connection,
     names: list[str],
@@ -295,8 +277,7 @@ def _publish_part(
         .values(last_number=tenants.c.last_number + 1, generation=generation)
     )
     v = tenant_versions.c
-    replaced = update(tenant_versions).where(v.tenant.in_(names), v.path == path, v.retired_s.is_(None))
-    connection.execute(replaced.values(retired_s=now_s))
+    retire(connection, tenant_versions, now_s, v.tenant.in_(names), v.path == path)
     rows = [
         version_values(name, number, domain_version_id, path, now_s, about.get(name, {}))
         for name, number in connection.execute(query)
@@ -312,8 +293,7 @@ def _replace(connection: Connection, paths: Collection[str], now_s: float, gener
     for subject in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
         expire_uploads(connection, cancel_all(connection, subject, now_s))
     of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
-    retired = update(tenant_versions).where(or_(v.path.in_(paths), of_gone), v.retired_s.is_(None))
-    connection.execute(retired.values(retired_s=now_s))
+    retire(connection, tenant_versions, now_s, or_(v.path.in_(paths), of_gone))
     at_paths = select(v.id).where(v.path.in_(paths))
     connection.execute(
         update(tenants).where(tenants.c.current_id.in_(at_paths)).values(current_id=None, generation=generation)

@@ -31,7 +31,7 @@ class Uploads(RegistryPart):
     def upload(self, upload_id: str) -> Upload:
         """Return an upload. Raises UnknownUploadError."""
         with self._database.reading() as connection:
-            return _upload(_row(connection, upload_id))
+            return Upload(*_row(connection, upload_id))
 
     def uploads(self, *, after: str = "", limit: int | None = None) -> list[Upload]:
         """List at most `limit` uploads, oldest first, after the upload `after`. Raises UnknownUploadError if that is gone."""
@@ -41,7 +41,7 @@ class Uploads(RegistryPart):
             if after:
                 last = _row(connection, after)
                 query = query.where(tuple_(u.created_s, u.id) > tuple_(last.created_s, last.id))
-            return [_upload(row) for row in connection.execute(query)]
+            return [Upload(*row) for row in connection.execute(query)]
 
     def count_uploads(self) -> tuple[int, int, int]:
         """Return the number of uploads, the bytes announced, and the announced bytes that have not arrived."""
@@ -65,7 +65,7 @@ class Uploads(RegistryPart):
                     f"upload {upload_id} has {row.received} of {row.bytes} bytes, it cannot have {received}"
                 )
             connection.execute(update(uploads).where(uploads.c.id == upload_id).values(received=received))
-            return _upload(_row(connection, upload_id))
+            return Upload(*_row(connection, upload_id))
 
     def complete_upload(self, upload_id: str) -> Upload:
         """Record that an upload is whole and its checksum is right. Raises UploadError if bytes are missing."""
@@ -74,7 +74,7 @@ class Uploads(RegistryPart):
             if row.received != row.bytes:
                 raise UploadError(f"upload {upload_id} has {row.received} of {row.bytes} bytes: send the rest first")
             connection.execute(update(uploads).where(uploads.c.id == upload_id).values(complete=True))
-            return _upload(_row(connection, upload_id))
+            return Upload(*_row(connection, upload_id))
 
     def drop_uploads(
         self,
@@ -100,9 +100,7 @@ class Uploads(RegistryPart):
             if connection.execute(old_ones.limit(1)).first() is None:
                 return []
         with self._database.writing() as connection:
-            old = list(connection.execute(old_ones).scalars())
-            if not old:
-                return []
+            old = connection.scalars(old_ones).all()
             wanted = _in_use(connection, old)
             gone = [upload_id for upload_id in old if upload_id not in wanted]
             for first in range(0, len(gone), IN_ONE_QUERY):
@@ -115,10 +113,6 @@ def _row(connection: Connection, upload_id: str) -> Row[Any]:
     if row is None:
         raise UnknownUploadError(f"there is no upload {upload_id!r}")
     return row
-
-
-def _upload(row: Row[Any]) -> Upload:
-    return Upload(**row._mapping)
 
 
 def _in_use(connection: Connection, ids: Collection[str]) -> dict[str, list[str]]:
