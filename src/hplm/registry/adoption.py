@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
 from hplm.errors import ConflictError
 from hplm.registry.database import RegistryPart, bump
 from hplm.registry.domains import domain_row, insert_domain_version, make_current, select_domain_versions
-from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot, TenantFiles
+from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot
 from hplm.registry.schema import bases, domain_versions, domains, jobs, state, tenant_versions, tenants, uploads
 from hplm.registry.tenants import serve_newest, version_values
 
@@ -24,11 +24,10 @@ class Adoption(RegistryPart):
         """Return what the registry says about files now."""
         v = tenant_versions.c
         with self._database.reading() as connection:
-
-            def column(query: Any) -> list[Any]:
-                return list(connection.execute(query).scalars())
-
             kept = select_domain_versions().where(domain_versions.c.retired_s.is_(None))
+            tenants_at: dict[str, set[str]] = defaultdict(set)
+            for name, path in connection.execute(select(v.tenant, v.path).where(v.retired_s.is_(None))):
+                tenants_at[path].add(name)
             return Snapshot(
                 generation=connection.execute(select(state.c.generation)).scalar_one(),
                 bases=tuple(
@@ -36,25 +35,22 @@ class Adoption(RegistryPart):
                     for row in connection.execute(select(bases).order_by(bases.c.name))
                 ),
                 domains=tuple(DomainVersion(*row) for row in connection.execute(kept.order_by(domain_versions.c.id))),
-                tenants=tuple(
-                    TenantFiles(*row)
-                    for row in connection.execute(select(v.tenant, v.path).where(v.retired_s.is_(None)).order_by(v.id))
-                ),
+                tenants=tenants_at,
                 paths=frozenset(
                     path
                     for table in (bases, domain_versions, tenant_versions)
-                    for path in column(select(table.c.path).distinct())
+                    for path in connection.scalars(select(table.c.path).distinct())
                 ),
-                uploads=frozenset(column(select(uploads.c.id))),
+                uploads=frozenset(connection.scalars(select(uploads.c.id))),
                 # Names that only a job has are left out. A number is given before its folder is made, so a folder under such
                 # a name comes from a newer registry.
                 last_numbers={
                     **{f"tenant:{row.name}": row.last_number for row in connection.execute(select(tenants))},
                     **{f"domain:{row.base}/{row.name}": row.last_number for row in connection.execute(select(domains))},
                 },
-                busy_subjects=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
-                unfinished=frozenset(column(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
-                ended=frozenset(column(select(jobs.c.id).where(jobs.c.state.not_in(UNFINISHED)))),
+                busy_subjects=frozenset(connection.scalars(select(jobs.c.subject).where(jobs.c.state == "running"))),
+                unfinished=frozenset(connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
+                ended=frozenset(connection.scalars(select(jobs.c.id).where(jobs.c.state.not_in(UNFINISHED)))),
             )
 
     def adopt(

@@ -52,6 +52,8 @@ POSTGRES = "postgresql+psycopg"
 POSTGRES_OPTIONS = (
     f"-c lock_timeout={BUSY_S:.0f}s -c idle_in_transaction_session_timeout={STOPPED_S:.0f}s -c timezone=UTC"
 )
+POSTGRES_WRITES = {"isolation_level": "READ COMMITTED"}
+POSTGRES_READS = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
 class _Snapshot(sqlite3.Connection):
@@ -134,7 +136,7 @@ class Database:
             if self._path:
                 options: dict[str, Any] = {BEGIN: "BEGIN IMMEDIATE" if write else "BEGIN"}
             else:
-                options = _postgres_mode(write and self._writer)
+                options = POSTGRES_WRITES if write and self._writer else POSTGRES_READS
             with self._engine.connect().execution_options(**options) as connection:
                 is_spent = isinstance(connection.connection.dbapi_connection, _Snapshot)
                 is_committing = False
@@ -312,13 +314,7 @@ def _address(registry: str) -> URL:
 def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-
-
-def _postgres_mode(write: bool) -> dict[str, Any]:
-    if write:
-        return {"isolation_level": "READ COMMITTED"}
-    return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+    return connection.scalar(text("SELECT version_num FROM alembic_version"))
 
 
 def _json(value: Any) -> str:

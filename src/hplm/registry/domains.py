@@ -215,7 +215,7 @@ def _records() -> Select[Any]:
     )
 
 
-def _record(row: Row[Any]) -> DomainRecord:
+def _record(row: Any) -> DomainRecord:
     current = DomainVersion(*row[:-1])
     return DomainRecord(current.base, current.domain, row[-1], current)
 

@@ -76,7 +76,11 @@ def test_text_that_begins_like_a_packed_file_is_text(tmp_path: Path) -> None:
         ("a.csv", b"", "is empty"),
         ("a.csv", b"text,label\nb\xe4d,x\n", "a.csv, line 2 is not UTF-8"),
         ("a.csv", b"text,label\n" + b"good,x\n" * 200_000 + b"b\xe4d,x\n", "a.csv, line 200002 is not UTF-8"),
-        ("a.csv", "text,label\nä,x".encode("utf-16-le"), "line 1 holds a NUL byte: .* UTF-16 begins with a byte order mark"),
+        (
+            "a.csv",
+            "text,label\nä,x".encode("utf-16-le"),
+            "line 1 holds a NUL byte: .* UTF-16 begins with a byte order mark",
+        ),
         ("a.csv", "text,label\nä,x".encode("utf-32"), "a.csv is UTF-32"),
         ("a.csv", "text,label\nä,x".encode("utf-16") + b"x", "a.csv is not UTF-16 at its end"),
         ("a.csv", b"text,label\rgood,x\rb\xe4d,x\r", "a.csv, line 3 is not UTF-8"),
