@@ -31,9 +31,8 @@ GRACE_S = 120.0  # seconds that retired files stay: longer than any request take
 UPLOAD_S = 86_400.0  # age at which an upload expires that no job waits for
 UNBEGUN_UPLOAD_S = 1_800.0  # age at which an upload without its first chunk expires: its client has gone
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # age at which an unfinished upload expires: its size is reserved
-LOST_LOCAL_JOB_S = (
-    3_600.0  # seconds after its lease's end at which a local job counts as killed, whatever the clock did
-)
+# Seconds after the end of its lease at which a local job counts as killed, whatever the clock did.
+LOST_LOCAL_JOB_S = 3_600.0
 JOB_S = 30 * 86_400.0  # seconds that the record of a job stays after the job's end
 
 

@@ -31,7 +31,7 @@ class Removal:
 
 @dataclass(frozen=True)
 class Finding:
-    """What there is to say about a path of the store, or about the registry itself."""
+    """A remark about a path of the store, or about the registry itself."""
 
     where: str
     what: str

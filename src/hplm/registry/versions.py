@@ -1,4 +1,4 @@
-"""What the versions of tenants and of domains have in common: their numbers, publication and retirement.
+"""Numbers, checks and retirement of versions, the same for tenants and domains.
 
 Each number is given once, so the folder of a number that was not given yet must be free.
 """
