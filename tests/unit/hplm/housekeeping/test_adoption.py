@@ -11,7 +11,7 @@ import pytest
 
 from hplm.errors import ConflictError
 from hplm.housekeeping import garbage_collection
-from hplm.housekeeping.inventory import Card
+from hplm.housekeeping.inventory import Card, Kind
 from hplm.housekeeping.removal_plan import AdoptPlan, plan_adoption
 from hplm.registry.records import BaseRecord, DomainVersion, NewDomain, NewTenant
 from hplm.registry.registry import Registry
@@ -301,17 +301,17 @@ def test_what_is_published_or_collected_while_a_store_is_checked_is_no_problem(
 ) -> None:
     publish(store, registry, base, "first")
     publish(store, registry, base, "second")
-    check, calls = garbage_collection._check_tenant, 0
+    check, calls = garbage_collection._check, 0
 
-    def changing(folder: Path, **given: Any) -> None:
+    def changing(folder: Path, kind: Kind, *given: Any) -> None:
         nonlocal calls
-        calls += 1
-        if calls == 1:
+        calls += kind == "tenant"
+        if kind == "tenant" and calls == 1:
             publish(store, registry, base, "new")
             registry.delete_tenant("second", NOW_S)
             garbage_collection.collect(store, registry, NOW_S + 1000)
-        check(folder, **given)
+        check(folder, kind, *given)
 
-    monkeypatch.setattr(garbage_collection, "_check_tenant", changing)
+    monkeypatch.setattr(garbage_collection, "_check", changing)
     assert garbage_collection.verify(store, registry, NOW_S) == garbage_collection.Verdict((), ())
     assert calls == 2
