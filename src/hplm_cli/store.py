@@ -70,15 +70,11 @@ def gc(
     with closing(Registry.open(place)) as opened:
         removed = garbage_collection.collect(place, opened, time.time(), grace_s=grace_s, upload_s=upload_s)
     console = _console()
-    for path in removed.retired:
-        console.print(f"{path}: retired", markup=False)
-    for entry in (*removed.leftovers, *removed.strays):
-        console.print(f"{entry.path}: left over", markup=False)
-    for upload in removed.uploads:
-        console.print(f"uploads/{upload}: not used in time", markup=False)
+    for finding in removed.removed:
+        console.print(f"{finding.where}: {finding.what}", markup=False)
     for problem in removed.stuck:
         console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
-    console.print(f"{removed.count} removed")
+    console.print(f"{len(removed.removed)} removed")
     if removed.stuck:
         raise typer.Exit(1)
 
@@ -101,7 +97,7 @@ def adopt(
         plan = garbage_collection.adopt(place, opened, time.time(), root=domain)
     console = _console()
     for skipped in plan.skipped:
-        console.print(f"{skipped.path}: not adopted, {skipped.why}", style="yellow", markup=False)
+        console.print(f"{skipped.where}: not adopted, {skipped.what}", style="yellow", markup=False)
     console.print(
         f"{len(plan.bases)} bases, {len(plan.domains)} domain versions, {len(plan.tenants)} tenant versions adopted"
     )
@@ -119,7 +115,7 @@ def show(store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "") -> N
         table = Table("base", "domain", "parent", "version", "tenants", title=f"{opened.tenant_count():,} tenants")
         for domain in opened.domains():
             count = users.get((domain.base, domain.name), 0)
-            table.add_row(domain.base, domain.name, domain.parent or "", str(domain.current), f"{count:,}")
+            table.add_row(domain.base, domain.name, domain.parent or "", str(domain.current.number), f"{count:,}")
         jobs = Counter(job.state for job in opened.jobs(limit=1000))
         console = _console()
         console.print(table)

@@ -152,12 +152,10 @@ def build_domain(
             "settings": given,
             "dry_run": dry_run,
         }
-        subject = f"domain:{base_name}/{name}"
+        subject, scratch = f"domain:{base_name}/{name}", f"domain-{base_name}-{name}"
         if dry_run:
             # Its own scratch folder: the end of a job removes that, and an interrupted build must stay.
             subject, scratch = f"{PLAN}{subject}", f"plan-{base_name}-{name}"
-        else:
-            scratch = f"domain-{base_name}-{name}"
         result = run_local_job(
             store,
             registry,

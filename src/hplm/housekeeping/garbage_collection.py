@@ -4,60 +4,52 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
 from pathlib import Path
 
 from hplm.errors import ArtifactError, CorruptArtifactError, MissingArtifactError, WrongBaseError
 from hplm.housekeeping import removal_plan
-from hplm.housekeeping.inventory import StoreEntry, bank_members, is_unchanged, list_entries, read_card
-from hplm.housekeeping.removal_plan import AdoptPlan, Removal
+from hplm.housekeeping.inventory import (
+    Kind,
+    StoreEntry,
+    bank_members,
+    is_unchanged,
+    list_entries,
+    read_card,
+    read_parts,
+)
+from hplm.housekeeping.removal_plan import AdoptPlan, Finding
 from hplm.registry.records import Snapshot
 from hplm.registry.registry import Registry
 from hplm.runtime.crash_points import crash_point
 from hplm.store import artifact
-from hplm.store.artifact import Artifact
-from hplm.store.layout import Store, levels
+from hplm.store.layout import Store
 
 GRACE_S = 120.0  # seconds that retired files stay: longer than any request takes
 UPLOAD_S = 86_400.0  # age at which an upload expires that no job waits for
 UNBEGUN_UPLOAD_S = 1_800.0  # age at which an upload without its first chunk expires: its client has gone
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # age at which an unfinished upload expires: its size is reserved
-LOST_LOCAL_JOB_S = (
-    3_600.0  # seconds after the end of its lease at which a local job counts as killed, whatever the clock did
-)
+# Seconds after the end of its lease at which a local job counts as killed, whatever the clock did.
+LOST_LOCAL_JOB_S = 3_600.0
 JOB_S = 30 * 86_400.0  # seconds that the record of a job stays after the job's end
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A fault, and where it is: at a path of the store, or in the registry itself."""
-
-    where: str
-    what: str
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of `verify`: `problems` will make requests fail, `loose` files are unused and are for `gc` or `adopt`."""
 
-    problems: tuple[Problem, ...]
-    loose: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
+    loose: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
-class Removed(Removal):
-    """The files that were removed, with the ids of expired `uploads`. `stuck` could not be removed."""
+class Removed:
+    """The files that were `removed`, and why. `stuck` files could not be removed."""
 
-    uploads: tuple[str, ...]
-    stuck: tuple[Problem, ...]
-
-    @property
-    def count(self) -> int:
-        return super().count + len(self.uploads)
+    removed: tuple[Finding, ...]
+    stuck: tuple[Finding, ...]
 
 
 def check_is_its_registry(store: Store, known: Snapshot, entries: Iterable[StoreEntry]) -> None:
@@ -67,7 +59,7 @@ def check_is_its_registry(store: Store, known: Snapshot, entries: Iterable[Store
     count only if the registry names nothing else, because most stores have a root of the same name.
     """
     roots = {domain.path for domain in known.domains if domain.parent_id is None}
-    named = {domain.path for domain in known.domains} | {tenant.path for tenant in known.tenants}
+    named = {domain.path for domain in known.domains} | known.tenants.keys()
     named = named - roots or roots
     missing = sorted(path for path in named - {entry.path for entry in entries} if not store.path(path).exists())
     if 2 * len(missing) > len(named):
@@ -90,50 +82,38 @@ def collect(
     registry.end_lost_local_jobs(now_s - LOST_LOCAL_JOB_S, now_s)
     known = registry.snapshot()
     check_is_its_registry(store, known, entries)
-    plan = removal_plan.plan_removal(
-        entries,
-        known,
-        registry.collectable(now_s - grace_s),
-        now_s=now_s,
-        grace_s=grace_s,
-        stray_s=upload_s,
-    )
+    collectable = registry.collectable(now_s - grace_s)
+    plan = removal_plan.plan_removal(entries, known, collectable, now_s=now_s, grace_s=grace_s, stray_s=upload_s)
     by_path = {entry.path: entry for entry in entries}
-    retired, loose, stuck = [], [], []
+    removed: list[Finding] = []
+    stuck: list[Finding] = []
 
-    def try_remove(path: str) -> bool:
+    def try_remove(path: str, why: str) -> bool:
         try:
             remove(store, path)
         except OSError as error:
             # One folder that another user owns must not keep the other folders from being removed.
-            stuck.append(Problem(path, f"cannot be removed: {error.strerror}"))
+            stuck.append(Finding(path, f"cannot be removed: {error.strerror}"))
             return False
+        removed.append(Finding(path, why))
         return True
 
     for path in plan.retired:
         is_new = path in by_path and not is_unchanged(store, by_path[path])
         # Only a bank's path is ever published again. If that happened after the plan was made, the bank must stay.
         is_published = path.startswith("banks/") and path not in registry.collectable(now_s - grace_s)
-        if not is_new and not is_published and try_remove(path):
+        if not is_new and not is_published and try_remove(path, "retired"):
             crash_point("collect.removed")
             registry.forget(path)
             crash_point("collect.forgotten")
-            retired.append(path)
-    for entry in (*plan.leftovers, *plan.strays):
+    for entry in plan.leftovers:
         is_held = entry.kind == "leftover" and artifact.is_held(store.path(entry.path))
-        if is_unchanged(store, entry) and not is_held and try_remove(entry.path):
-            loose.append(entry)
-    expired = drop_expired(registry, now_s, upload_s)
-    for upload_id in expired:
-        try_remove(f"uploads/{upload_id}")
+        if is_unchanged(store, entry) and not is_held:
+            try_remove(entry.path, "left over")
+    for upload_id in drop_expired(registry, now_s, upload_s):
+        try_remove(f"uploads/{upload_id}", "not used in time")
     registry.forget_jobs(now_s - JOB_S)
-    return Removed(
-        tuple(retired),
-        tuple(entry for entry in loose if entry.kind not in ("upload", "scratch")),
-        tuple(entry for entry in loose if entry.kind in ("upload", "scratch")),
-        uploads=tuple(expired),
-        stuck=tuple(stuck),
-    )
+    return Removed(tuple(removed), tuple(stuck))
 
 
 def remove(store: Store, path: str) -> None:
@@ -206,85 +186,52 @@ def verify(store: Store, registry: Registry, now_s: float, *, grace_s: float = G
     # In this order: a version that is published between the two is in the snapshot.
     entries = list_entries(store)
     known = registry.snapshot()
-    problems = [Problem("registry", fault) for fault in registry.faults()]
+    problems = [Finding("registry", fault) for fault in registry.faults()]
     if broken := {problem.where for problem in _broken(store, known)}:
         problems += _broken(store, registry.snapshot(), only=broken)
     entries = tuple(entry for entry in entries if is_unchanged(store, entry))
     plan = removal_plan.plan_removal(entries, known, (), now_s=now_s, grace_s=grace_s, stray_s=UPLOAD_S)
-    loose = [Problem(entry.path, "left over; `hplm store gc` removes it") for entry in (*plan.leftovers, *plan.strays)]
-    loose += [
-        Problem(entry.path, "not registered; `hplm store adopt` registers it")
-        for entry in entries
-        if removal_plan.is_unknown(entry, known)
-    ]
-    loose += [
-        Problem(entry.path, "made under a newer registry than this one: restore that registry, or remove the folder")
-        for entry in entries
-        if removal_plan.is_later(entry, known)
-    ]
+    loose = [Finding(entry.path, "left over; `hplm store gc` removes it") for entry in plan.leftovers]
+    for entry in entries:
+        if removal_plan.is_unknown(entry, known):
+            loose.append(Finding(entry.path, "not registered; `hplm store adopt` registers it"))
+        elif removal_plan.is_later(entry, known):
+            what = "made under a newer registry than this one: restore that registry, or remove the folder"
+            loose.append(Finding(entry.path, what))
     return Verdict(tuple(problems), tuple(loose))
 
 
-def _broken(store: Store, known: Snapshot, only: Collection[str] | None = None) -> Iterator[Problem]:
+def _broken(store: Store, known: Snapshot, only: Collection[str] | None = None) -> Iterator[Finding]:
     """Yield files that are missing, damaged, or not what the registry says; of all paths, or `only` of these."""
     fingerprints = {base.name: base.fingerprint for base in known.bases}
-    checks: list[tuple[str, Callable[[Path], None]]] = [
-        (base.path, partial(_check_base, fingerprint=base.fingerprint)) for base in known.bases
+    checks: list[tuple[str, Kind, Set[str], Set[str]]] = [
+        (base.path, "base", {base.fingerprint}, frozenset()) for base in known.bases
     ]
     for version in known.domains:
-        check_of = _check_root if version.parent_id is None else partial(_check_domain, parts=("branch", "lower"))
-        checks.append((version.path, partial(check_of, fingerprint=fingerprints[version.base])))
-    by_path = sorted(known.tenants, key=lambda tenant: tenant.path)
-    for path, group in groupby(by_path, key=lambda tenant: tenant.path):
-        check = _check_bank if path.startswith("banks/") else _check_tenant
-        names = {tenant.tenant for tenant in group}
-        checks.append((path, partial(check, names=names, bases=set(fingerprints.values()))))
-    for path, run in checks:
+        kind: Kind = "plot" if version.parent_id is None else "domain"
+        checks.append((version.path, kind, {fingerprints[version.base]}, frozenset()))
+    for path, names in sorted(known.tenants.items()):
+        kind = "bank" if path.startswith("banks/") else "tenant"
+        checks.append((path, kind, set(fingerprints.values()), names))
+    for path, kind, bases, names in checks:
         if only is not None and path not in only:
             continue
         try:
-            run(store.path(path))
+            _check(store.path(path), kind, bases, names)
         except (ArtifactError, OSError, KeyError, TypeError) as error:
-            yield Problem(path, f"{error.code}: {error}" if isinstance(error, ArtifactError) else repr(error))
+            yield Finding(path, f"{error.code}: {error}" if isinstance(error, ArtifactError) else repr(error))
 
 
-def _check_base(folder: Path, fingerprint: str) -> None:
-    opened = artifact.read(folder, "base")
-    opened.verify()
-    if opened.fingerprint != fingerprint:
-        raise WrongBaseError(f"{folder} is {opened.fingerprint}, the registry says {fingerprint}")
-
-
-def _check_root(folder: Path, fingerprint: str) -> None:
-    _check_domain(folder, levels(artifact.read(folder / "root", "plot-table").meta["size"]), fingerprint)
-
-
-def _check_domain(folder: Path, parts: Sequence[str], fingerprint: str) -> None:
-    for part in parts:
-        opened = artifact.read(folder / part, "lower" if part == "lower" else "plot-table")
+def _check(folder: Path, kind: Kind, bases: Set[str], names: Set[str]) -> None:
+    """Check the files of an artifact: checksums, one of the fingerprints `bases`, and the `names` of its tenants."""
+    for opened in read_parts(folder, kind):
         opened.verify()
-        if opened.meta["base"] != fingerprint:
-            raise WrongBaseError(f"{folder / part} was made over {opened.meta['base']}, the base is {fingerprint}")
-
-
-def _check_tenant(folder: Path, names: set[str], bases: set[str]) -> None:
-    opened = artifact.read(folder, "tenant")
-    opened.verify()
-    if {opened.meta["name"]} != names:
-        raise CorruptArtifactError(
-            f"{folder} holds {opened.meta['name']!r}, the registry says {', '.join(sorted(names))}"
-        )
-    _check_over(opened, bases)
-
-
-def _check_bank(folder: Path, names: set[str], bases: set[str]) -> None:
-    opened = artifact.read(folder, "bank")
-    opened.verify()
-    if missing := sorted(names - set(bank_members(folder))):
+        base = opened.fingerprint if kind == "base" else opened.meta["base"]
+        if base not in bases:
+            raise WrongBaseError(f"{opened.folder} is of base {base}, the registry says {', '.join(sorted(bases))}")
+        if kind == "tenant" and {opened.meta["name"]} != names:
+            raise CorruptArtifactError(
+                f"{folder} holds {opened.meta['name']!r}, the registry says {', '.join(sorted(names))}"
+            )
+    if kind == "bank" and (missing := sorted(names - set(bank_members(folder)))):
         raise CorruptArtifactError(f"{folder} lacks {len(missing)} tenants: {', '.join(missing[:20])}")
-    _check_over(opened, bases)
-
-
-def _check_over(opened: Artifact, bases: set[str]) -> None:
-    if opened.meta["base"] not in bases:
-        raise WrongBaseError(f"{opened.folder} was made over base {opened.meta['base']}, which is not registered")

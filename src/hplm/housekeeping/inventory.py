@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from hplm.errors import ArtifactError, CorruptArtifactError
 from hplm.store import artifact
+from hplm.store.artifact import Artifact
 from hplm.store.layout import Store, levels
 
 Kind = Literal["base", "plot", "domain", "tenant", "bank", "upload", "scratch", "leftover"]
@@ -96,31 +97,36 @@ def read_card(store: Store, entry: StoreEntry) -> Card:
     """Read what a base, PLOT, domain, tenant or bank says about itself. Does not check checksums."""
     folder = store.path(entry.path)
     try:
+        opened = read_parts(folder, entry.kind)[0]
+        meta = opened.meta
         match entry.kind:
             case "base":
-                return Card(entry, artifact.read(folder, "base").fingerprint)
+                return Card(entry, opened.fingerprint)
             case "plot":
-                meta = artifact.read(folder / "root", "plot-table").meta
-                for level in levels(meta["size"]):
-                    artifact.read(folder / level, "plot-table")
                 return Card(entry, meta["base"], about={})
             case "domain":
-                artifact.read(folder / "lower", "lower")
-                meta = artifact.read(folder / "branch", "plot-table").meta
                 about = meta.get("domain", {})
                 return Card(entry, meta["base"], about.get("parent", ""), about=about)
             case "bank":
-                meta = artifact.read(folder, "bank").meta
                 made_s = (folder / artifact.MANIFEST).stat().st_mtime
                 return Card(entry, meta["base"], meta.get("domain", ""), bank_members(folder), made_s)
             case _:
-                meta = artifact.read(folder, "tenant").meta
                 if meta["name"] != entry.parts[1]:
                     raise CorruptArtifactError(f"{folder} holds the card of another tenant")
                 about = {**meta["about"], "task": meta["task"], "labels": meta["labels"], "texts": meta.get("texts", 1)}
                 return Card(entry, meta["base"], about.get("domain", ""), about=about)
     except (ArtifactError, KeyError, TypeError, AttributeError, OSError) as error:
         return Card(entry, fault=str(error) if isinstance(error, ArtifactError) else f"its manifest lacks {error}")
+
+
+def read_parts(folder: Path, kind: Kind) -> list[Artifact]:
+    """Read the manifests of all artifacts in the folder of a base, PLOT, domain, tenant or bank. Raises as `read` does."""
+    if kind == "plot":
+        size = artifact.read(folder / "root", "plot-table").meta["size"]
+        return [artifact.read(folder / level, "plot-table") for level in levels(size)]
+    if kind == "domain":
+        return [artifact.read(folder / "branch", "plot-table"), artifact.read(folder / "lower", "lower")]
+    return [artifact.read(folder, kind)]
 
 
 def bank_members(folder: Path) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ An artifact that the registry does not name is one of two things:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from hplm.housekeeping.inventory import Card, StoreEntry
+from hplm.housekeeping.inventory import Card, Kind, StoreEntry
 from hplm.registry.records import BaseRecord, NewDomain, NewTenant, Snapshot
 
 DEFAULT_ROOT = "general"  # the root of tenants and domains that name no domain, if a base has several roots
@@ -22,25 +22,19 @@ DEFAULT_ROOT = "general"  # the root of tenants and domains that name no domain,
 class Removal:
     """Files to remove: those of `retired` versions, and `leftovers` of killed processes.
 
-    `strays` are uploads without a row in the registry, and scratch folders of jobs that have ended.
+    Leftovers are also uploads without a row in the registry, and scratch folders of jobs that have ended.
     """
 
     retired: tuple[str, ...]
     leftovers: tuple[StoreEntry, ...]
-    strays: tuple[StoreEntry, ...]
-
-    @property
-    def count(self) -> int:
-        """The number of things to remove."""
-        return len(self.retired) + len(self.leftovers) + len(self.strays)
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """An artifact that cannot be adopted, and why."""
+class Finding:
+    """A remark about a path of the store, or about the registry itself."""
 
-    path: str
-    why: str
+    where: str
+    what: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class AdoptPlan:
     bases: tuple[BaseRecord, ...] = ()
     domains: tuple[NewDomain, ...] = ()
     tenants: tuple[NewTenant, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[Finding, ...] = ()
 
 
 def plan_removal(
@@ -65,32 +59,23 @@ def plan_removal(
 ) -> Removal:
     """Plan what may be removed now.
 
-    Nothing that changed within `grace_s` is removed, no stray that changed within `stray_s`, and nothing that a running
-    job may be making.
+    Nothing that changed within `grace_s` is removed, no upload or scratch folder that changed within `stray_s`, and
+    nothing that a running job may be making.
     """
-    old = {entry.path: entry for entry in entries if entry.changed_s < now_s - grace_s}
-    young = {entry.path for entry in entries} - old.keys()
-    leftovers = [
-        entry
-        for entry in old.values()
-        if ((entry.kind == "leftover" and not entry.held) or is_interrupted(entry, known))
-        and _subject(entry) not in known.busy_subjects
-    ]
     owners = {"upload": known.uploads, "scratch": known.unfinished}
-    strays = [
-        entry
-        for entry in old.values()
-        if entry.kind in owners
-        and entry.parts[1] not in owners[entry.kind]
-        # A stray that this registry never heard of may belong to a server with another registry: it gets longer.
-        and (entry.parts[1] in known.ended or entry.changed_s < now_s - stray_s)
-    ]
-    return Removal(
-        # A bank that was just built anew is in its place before its tenants are published.
-        retired=tuple(path for path in collectable if path not in young),
-        leftovers=tuple(leftovers),
-        strays=tuple(strays),
-    )
+
+    def is_left(entry: StoreEntry) -> bool:
+        if entry.kind in owners:
+            # A folder that this registry never heard of may belong to a server with another registry: it gets longer.
+            is_old = entry.parts[1] in known.ended or entry.changed_s < now_s - stray_s
+            return is_old and entry.parts[1] not in owners[entry.kind]
+        is_unused = (entry.kind == "leftover" and not entry.held) or is_interrupted(entry, known)
+        return is_unused and _subject(entry) not in known.busy_subjects
+
+    old = {entry.path: entry for entry in entries if entry.changed_s < now_s - grace_s}
+    # A bank that was just built anew is in its place before its tenants are published.
+    young = {entry.path for entry in entries} - old.keys()
+    return Removal(tuple(path for path in collectable if path not in young), tuple(filter(is_left, old.values())))
 
 
 def is_interrupted(entry: StoreEntry, known: Snapshot) -> bool:
@@ -105,13 +90,13 @@ def is_later(entry: StoreEntry, known: Snapshot) -> bool:
     return entry.number > known.last_numbers[_subject(entry)]
 
 
-def given_up(entries: Iterable[StoreEntry], known: Snapshot) -> list[Skipped]:
+def given_up(entries: Iterable[StoreEntry], known: Snapshot) -> list[Finding]:
     """List versions of deleted tenants and domains. An operator who puts such a folder back learns that it will go."""
-    kept = {f"tenant:{tenant.tenant}" for tenant in known.tenants}
+    kept = {f"tenant:{name}" for names in known.tenants.values() for name in names}
     kept |= {f"domain:{domain.base}/{domain.domain}" for domain in known.domains}
     why = "the registry has its name as deleted, or as never published: `hplm store gc` removes it"
     return [
-        Skipped(entry.path, why)
+        Finding(entry.path, why)
         for entry in entries
         if is_interrupted(entry, known) and _subject(entry) not in known.busy_subjects | kept
     ]
@@ -144,18 +129,21 @@ def plan_adoption(cards: Sequence[Card], known: Snapshot, *, root: str = "") -> 
     else the root called DEFAULT_ROOT.
     """
     planner = _Planner(known, root)
-    by_kind: dict[str, list[Card]] = {}
-    for card in cards:
-        if card.fault:
-            planner.skip(card, card.fault)
-        else:
-            by_kind.setdefault(card.entry.kind, []).append(card)
-    planner.add_bases(by_kind.get("base", []))
-    planner.add_roots(by_kind.get("plot", []))
-    planner.add_branches(by_kind.get("domain", []))
-    planner.add_tenants(by_kind.get("tenant", []))
-    planner.add_banks(by_kind.get("bank", []))
+
+    def of_kind(kind: Kind) -> list[Card]:
+        return [card for card in cards if card.entry.kind == kind]
+
+    planner.add_each(of_kind("base"), planner.add_base)
+    planner.add_each(of_kind("plot"), planner.add_root)
+    planner.add_branches(of_kind("domain"))
+    planner.add_each(of_kind("tenant"), planner.add_tenant)
+    # The newest bank comes first: a tenant of several banks is served from it.
+    planner.add_each(sorted(of_kind("bank"), key=lambda card: -card.made_s), planner.add_bank)
     return planner.plan()
+
+
+class _Unfit(Exception):
+    """The reason why an artifact cannot be adopted."""
 
 
 class _Planner:
@@ -173,101 +161,89 @@ class _Planner:
         self._bases: list[BaseRecord] = []
         self._domains: list[NewDomain] = []
         self._tenants: list[NewTenant] = []
-        self._skipped: list[Skipped] = []
+        self._skipped: list[Finding] = []
 
     def plan(self) -> AdoptPlan:
         """Return the plan of everything that was added."""
         parts = tuple(self._bases), tuple(self._domains), tuple(self._tenants), tuple(self._skipped)
         return AdoptPlan(self._generation, *parts)
 
-    def skip(self, card: Card, why: str) -> None:
-        self._skipped.append(Skipped(card.entry.path, why))
-
-    def add_bases(self, cards: Iterable[Card]) -> None:
+    def add_each(self, cards: Iterable[Card], add: Callable[[Card], None]) -> None:
+        """Add sound artifacts by calling `add`. Note an artifact as skipped if it is faulty, or `add` raises _Unfit."""
         for card in cards:
-            name = card.entry.parts[1]
-            if name in self._fingerprints:
-                self.skip(card, f"base {name!r} is registered elsewhere")
-                continue
-            self._fingerprints[name] = card.base
-            self._bases.append(BaseRecord(name, card.base, card.entry.path))
+            try:
+                if card.fault:
+                    raise _Unfit(card.fault)
+                add(card)
+            except _Unfit as unfit:
+                self._skipped.append(Finding(card.entry.path, str(unfit)))
 
-    def add_roots(self, cards: Iterable[Card]) -> None:
-        for card in cards:
-            if base := self._base_of(card):
-                name, path = card.entry.parts[1], card.entry.path
-                if (subject := f"domain:{base}/{name}") in self._named:
-                    self.skip(card, f"domain {name!r} is registered elsewhere")
-                    continue
-                self._roots[base, name] = path
-                self._named.add(subject)
-                self._paths.add(path)
-                self._domains.append(NewDomain(base, name, 1, path, None, card.about or {}))
+    def add_base(self, card: Card) -> None:
+        name = card.entry.parts[1]
+        if name in self._fingerprints:
+            raise _Unfit(f"base {name!r} is registered elsewhere")
+        self._fingerprints[name] = card.base
+        self._bases.append(BaseRecord(name, card.base, card.entry.path))
 
-    def add_branches(self, cards: Iterable[Card]) -> None:
-        waiting: dict[str, tuple[Card, str]] = {}
-        for card in cards:
-            if (base := self._base_of(card)) and (parent := self._parent_of(card, base)):
-                waiting[card.entry.path] = card, parent
-        while ready := [path for path, (_, parent) in waiting.items() if parent in self._paths]:
-            for path in ready:
-                card, parent = waiting.pop(path)
-                _, base, name, _ = card.entry.parts
-                if (base, name) in self._roots:
-                    self.skip(card, f"a PLOT of the same base is also called {name!r}")
-                    continue
-                self._paths.add(path)
-                self._domains.append(NewDomain(base, name, card.entry.number, path, parent, card.about or {}))
-        for card, parent in waiting.values():
-            self.skip(card, f"it stands on {parent}, which is not registered and cannot be registered")
+    def add_root(self, card: Card) -> None:
+        base, name, path = self._base_of(card), card.entry.parts[1], card.entry.path
+        if (subject := f"domain:{base}/{name}") in self._named:
+            raise _Unfit(f"domain {name!r} is registered elsewhere")
+        self._roots[base, name] = path
+        self._named.add(subject)
+        self._paths.add(path)
+        self._domains.append(NewDomain(base, name, 1, path, None, card.about or {}))
 
-    def add_tenants(self, cards: Sequence[Card]) -> None:
-        for card in cards:
-            if domain := self._domain_of(card):
-                name, number = card.entry.parts[1], card.entry.number
-                self._tenants.append(NewTenant(name, number, card.entry.path, domain, card.about or {}))
-        self._named |= {f"tenant:{tenant.name}" for tenant in self._tenants}
+    def add_branches(self, cards: Sequence[Card]) -> None:
+        """Add versions of domains, parents before children."""
+        waiting = list(cards)
+        while ready := [card for card in waiting if not card.parent or card.parent in self._paths]:
+            waiting = [card for card in waiting if card.parent and card.parent not in self._paths]
+            self.add_each(ready, self._add_branch)
+        self.add_each(waiting, self._add_branch)
 
-    def add_banks(self, cards: Iterable[Card]) -> None:
-        # The newest bank comes first: a tenant of several banks is served from it.
-        for card in sorted(cards, key=lambda card: -card.made_s):
-            new = [name for name in card.members if f"tenant:{name}" not in self._named]
-            if not new:
-                self.skip(card, "all its tenants are registered elsewhere")
-            elif domain := self._domain_of(card):
-                self._tenants += [NewTenant(name, 1, card.entry.path, domain, {}) for name in new]
-                self._named.update(f"tenant:{name}" for name in new)
+    def _add_branch(self, card: Card) -> None:
+        parent = self._domain_of(card)
+        _, base, name, _ = card.entry.parts
+        if (base, name) in self._roots:
+            raise _Unfit(f"a PLOT of the same base is also called {name!r}")
+        self._paths.add(card.entry.path)
+        self._domains.append(NewDomain(base, name, card.entry.number, card.entry.path, parent, card.about or {}))
+
+    def add_tenant(self, card: Card) -> None:
+        name, domain = card.entry.parts[1], self._domain_of(card)
+        self._tenants.append(NewTenant(name, card.entry.number, card.entry.path, domain, card.about or {}))
+
+    def add_bank(self, card: Card) -> None:
+        named = self._named | {f"tenant:{tenant.name}" for tenant in self._tenants}
+        new = [name for name in card.members if f"tenant:{name}" not in named]
+        if not new:
+            raise _Unfit("all its tenants are registered elsewhere")
+        domain = self._domain_of(card)
+        self._tenants += [NewTenant(name, 1, card.entry.path, domain, {}) for name in new]
 
     def _base_of(self, card: Card) -> str:
-        """Return the name of the base that an artifact was made over; skip the artifact and return "" if there is none."""
+        """Return the name of the base that an artifact was made over. Raises _Unfit if there is none."""
         names = sorted(name for name, fingerprint in self._fingerprints.items() if fingerprint == card.base)
         if card.entry.kind == "domain":
             names = [name for name in names if name == card.entry.parts[1]]
         if not names:
-            self.skip(card, f"it was made over base {card.base}, which is not in the store")
-        return names[0] if names else ""
+            raise _Unfit(f"it was made over base {card.base}, which is not in the store")
+        return names[0]
 
-    def _parent_of(self, card: Card, base: str) -> str:
-        """Return the path of the domain version that an artifact stands on; skip the artifact and return "" if unclear."""
+    def _domain_of(self, card: Card) -> str:
+        """Return the path of the domain version that an artifact stands on. Raises _Unfit if it is unclear or missing."""
+        base = self._base_of(card)
         if card.parent:
-            return card.parent
+            if card.parent in self._paths:
+                return card.parent
+            raise _Unfit(f"it stands on {card.parent}, which is not registered and cannot be registered")
         roots = {name: path for (of, name), path in self._roots.items() if of == base}
         if self._root:
             roots = {name: path for name, path in roots.items() if name == self._root}
         elif len(roots) > 1 and DEFAULT_ROOT in roots:
             roots = {DEFAULT_ROOT: roots[DEFAULT_ROOT]}
-        if len(roots) == 1:
-            return next(iter(roots.values()))
-        self.skip(
-            card, f"it names no domain, and base {base!r} has " + (f"several: {', '.join(roots)}" if roots else "none")
-        )
-        return ""
-
-    def _domain_of(self, card: Card) -> str:
-        """Return the path of the domain version of a tenant or bank; skip it and return "" if there is none."""
-        if not (base := self._base_of(card)) or not (path := self._parent_of(card, base)):
-            return ""
-        if path not in self._paths:
-            self.skip(card, f"its domain is {path}, which is not registered and cannot be registered")
-            return ""
-        return path
+        if len(roots) != 1:
+            found = f"several: {', '.join(roots)}" if roots else "none"
+            raise _Unfit(f"it names no domain, and base {base!r} has {found}")
+        return next(iter(roots.values()))

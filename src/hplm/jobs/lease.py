@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hplm.errors import HplmError, JobCancelledError, LeaseLostError, RegistryError, StoppingError, UnknownJobError
 from hplm.jobs.lease_expiry import WATCH_S
-from hplm.jobs.progress import JobProgress
 from hplm.registry.catalog import POLL_EVERY_S
 from hplm.registry.records import Job
 from hplm.registry.registry import Registry
@@ -25,6 +24,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 RETRY_S = 0.5  # pause between two attempts to use a registry that refuses
 WARN_EVERY_S = 30.0  # at most one warning about the registry in this time
+# An estimate from a smaller share of the work would be noise.
+LEAST_SHARE = 0.02
 # Exit status of a worker process that ends because its job hangs or its device is lost.
 HUNG = 75
 
@@ -47,6 +48,32 @@ class JobTimings:
     serve_wait_s: float = 3 * POLL_EVERY_S
     hang_s: float = 60.0
     release_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """The step that a job is in and the share of the whole job that is done, 0 to 1.
+
+    `began_s` is the monotonic time at which the step began, and `first` the progress at that time: a job that continues
+    after a kill jumps ahead between two steps.
+    """
+
+    step: str
+    progress: float
+    began_s: float
+    first: float
+
+    def advanced(self, step: str, progress: float) -> JobProgress:
+        """Return the progress after a report of `step` and `progress`."""
+        progress = min(1.0, max(0.0, progress))
+        if step == self.step:
+            return replace(self, progress=progress)
+        return JobProgress(step, progress, time.monotonic(), progress)
+
+    def eta_s(self) -> float | None:
+        """Return the seconds that the rest takes at the speed of this step; None while too little is done to say."""
+        share = self.progress - self.first
+        return (time.monotonic() - self.began_s) * (1 - self.progress) / share if share >= LEAST_SHARE else None
 
 
 class JobLease:

@@ -52,7 +52,12 @@ def run_local_job(
     """
     timings = timings or JobTimings()
     worker = worker_name()
-    job = _start(registry, kind, subject, request, worker, timings, on_progress)
+    expiry = LeaseExpiry(timings.watch_s)
+
+    def insert_job() -> Job:
+        return registry.start_local_job(kind, subject, request, worker, time.time(), timings.lease_s, expired=expiry)
+
+    job = _start(insert_job, worker, on_progress)
     crash_point("job.claimed")
     with JobLease(registry, job, worker, threading.Event(), timings, time.time, on_progress) as lease:
         context = JobContext(store, registry, lease, time.time, device, scratch)
@@ -91,29 +96,20 @@ def _finish(registry: Registry, lease: JobLease, job: Job, worker: str, result: 
             raise
 
 
-def _start(
-    registry: Registry,
-    kind: str,
-    subject: str,
-    request: dict[str, Any],
-    worker: str,
-    timings: JobTimings,
-    on_progress: Callable[[str, float], None],
-) -> Job:
+def _start(insert_job: Callable[[], Job], worker: str, on_progress: Callable[[str, float], None]) -> Job:
     """Insert the job. Wait for the lease of a killed command that ran the last job of the subject.
 
     Raises ConflictError if the subject has another unfinished job.
     """
-    expiry = LeaseExpiry(timings.watch_s)
     leases: dict[str, float | None] = {}
     while True:
-        job = registry.start_local_job(kind, subject, request, worker, time.time(), timings.lease_s, expired=expiry)
+        job = insert_job()
         if job.worker == worker:
             return job
         is_renewed = leases.setdefault(job.id, job.lease_until_s) != job.lease_until_s
         if not job.local or is_renewed:
             raise ConflictError(
-                f"job {job.id} of {subject} is {job.state}: wait for its end, or cancel it (`hplm job cancel {job.id}`)"
+                f"job {job.id} of {job.subject} is {job.state}: wait for its end, or cancel it (`hplm job cancel {job.id}`)"
             )
-        on_progress(f"wait: job {job.id} of a command that was killed, or runs, holds {subject}", 0.0)
+        on_progress(f"wait: job {job.id} of a command that was killed, or runs, holds {job.subject}", 0.0)
         time.sleep(POLL_S)

@@ -239,11 +239,10 @@ class Worker:
     def _clean(self, registry: Registry) -> None:
         """Remove files that are no longer used, and log them."""
         removed = garbage_collection.collect(self._store, registry, self._clock())
-        for paths in (removed.retired, removed.uploads, [one.path for one in (*removed.leftovers, *removed.strays)]):
-            for path in paths:
-                log.info("removed %s", path)
-        for problem in removed.stuck:
-            log.warning("%s: %s", problem.where, problem.what)
+        for finding in removed.removed:
+            log.info("removed %s: %s", finding.where, finding.what)
+        for finding in removed.stuck:
+            log.warning("%s: %s", finding.where, finding.what)
 
 
 def _unreadable_upload(job: Job, error: HplmError) -> HplmError | None:

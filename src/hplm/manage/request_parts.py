@@ -5,7 +5,6 @@ Checks raise ConfigError, to which `hplm.core.settings.parse_settings` adds the 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -40,11 +39,6 @@ class DataFiles:
     dev: Source | None = None
     test: Source | None = None
     unlabelled: Source | None = None
-
-    def named(self) -> dict[str, Source]:
-        """Return the given files by part."""
-        parts = {"train": self.train, "dev": self.dev, "test": self.test, "unlabelled": self.unlabelled}
-        return {part: source for part, source in parts.items() if source is not None}
 
 
 @dataclass(frozen=True)
@@ -88,9 +82,9 @@ class PretrainSettings:
         between("seed", self.seed, 0, 2**31 - 1)
 
 
-def given(settings: TuneSettings | PretrainSettings) -> dict[str, Any]:
-    """Return the settings that the request names."""
-    return {key: value for key, value in dataclasses.asdict(settings).items() if value is not None}
+def given(part: DataFiles | TuneSettings | PretrainSettings) -> dict[str, Any]:
+    """Return the files or settings that the request names."""
+    return {key: value for key, value in vars(part).items() if value is not None}
 
 
 def check_id(key: str, value: str) -> None:

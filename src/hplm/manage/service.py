@@ -117,7 +117,7 @@ class ManageService:
                 f"for a tenant of base {base!r} ask the manager of the server that serves that base"
             )
         self._check_domain(base, domain, is_waited_for=not request.dry_run)
-        files = request.data.named()
+        files: dict[str, Source] = given(request.data)
         self._check_files(files.values(), DATA_ENDINGS, self._settings.max_data_bytes)
         details = {
             "tenant": name,
@@ -229,7 +229,7 @@ class ManageService:
 
     def _drop(self, sources: Collection[Source]) -> None:
         """Drop uploads that can never be used, except those that another job waits for."""
-        self._uploads.consume([source.upload for source in sources if source.upload is not None])
+        self._uploads.drop([source.upload for source in sources if source.upload is not None])
 
     def _submit(
         self,
@@ -320,9 +320,8 @@ class ManageService:
         with self._naming_its_job(f"domain:{base}/{request.domain}"):
             record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
-        about = next((version.about for version in versions if version.number == record.current), {})
         shown = [views.version(version) for version in versions]
-        return {"domain": {**views.domain(record), "about": about, "versions": shown}}
+        return {"domain": {**views.domain(record), "about": record.current.about, "versions": shown}}
 
     def _list_domains(self, request: requests.ListDomains) -> Answer:
         return {"domains": [views.domain(record) for record in self._registry.domains(request.base)]}
@@ -343,8 +342,7 @@ class ManageService:
     def _drop_uploads(self, uploads: Collection[str]) -> None:
         # The request itself has succeeded, so an error is ignored: the uploads expire in a day.
         with suppress(RegistryError):
-            if uploads:
-                self._uploads.consume(uploads)
+            self._uploads.drop(uploads)
 
     def _start_upload(self, request: requests.StartUpload) -> Answer:
         check_ending(request.name, UPLOAD_ENDINGS)
@@ -365,7 +363,7 @@ class ManageService:
 
     def _drop_upload(self, request: requests.OfUpload) -> Answer:
         """Drop an upload, unless an unfinished job names it."""
-        self._uploads.consume([request.upload])
+        self._uploads.drop([request.upload])
         return {"upload": request.upload}
 
     # For each action, the class of its requests and the method that answers them.

@@ -35,7 +35,7 @@ class Uploads:
 
     def start(self, request: StartUpload, settings: ManagerSettings, now_s: float) -> Upload:
         """Begin an upload. Raises UploadError if the file is too large, QueueFullError if too many bytes wait already."""
-        self.collect(now_s)
+        remove_uploads(self._store, drop_expired(self._registry, now_s))
         if request.bytes > (most := min(settings.max_upload_bytes, settings.max_uploads_bytes)):
             raise UploadError(f"{request.name} has {request.bytes:,} bytes, at most {most:,} are accepted")
         root = self._store.upload("")
@@ -65,7 +65,7 @@ class Uploads:
                 (folder / request.name).touch()
             except OSError:
                 # The client never gets the id, so the upload is dropped here.
-                self.consume([upload.id])
+                self.drop([upload.id])
                 raise
         return upload
 
@@ -109,7 +109,7 @@ class Uploads:
             path = self._file(upload)
             sync(path)
             if sha256(path) != upload.sha256:
-                self.consume([upload.id])
+                self.drop([upload.id])
                 raise UploadError("the checksum is not the one announced; the upload is dropped, send it again")
             return self._registry.complete_upload(upload.id)
 
@@ -126,13 +126,9 @@ class Uploads:
             return self._file(upload).name
         return ""
 
-    def consume(self, upload_ids: Collection[str]) -> None:
+    def drop(self, upload_ids: Collection[str]) -> None:
         """Drop uploads that were used or can never be used, except those that another job waits for."""
         drop_uploads(self._store, self._registry, upload_ids)
-
-    def collect(self, now_s: float) -> None:
-        """Drop expired uploads that no job waits for."""
-        remove_uploads(self._store, drop_expired(self._registry, now_s))
 
     def _folder(self, upload: Upload) -> Path:
         folder = self._store.upload(upload.id)

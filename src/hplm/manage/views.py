@@ -6,15 +6,17 @@ from typing import Any
 
 from hplm.registry.records import PLAN, DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
 
-_JOB_KEYS = ("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested")
+_JOB_KEYS = (
+    *("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested"),
+    *("created_s", "started_s", "ended_s"),
+)
 
 
 def job(record: Job) -> dict[str, Any]:
     """Return all of a job except the worker's name and the pinned inputs."""
-    times = {key: getattr(record, key) for key in ("created_s", "started_s", "ended_s")}
     shown = {key: getattr(record, key) for key in _JOB_KEYS}
     subject = record.subject.removeprefix(PLAN)
-    return {"id": record.id, "subject": subject, "dry_run": bool(record.request.get("dry_run")), **shown, **times}
+    return {"id": record.id, "subject": subject, "dry_run": bool(record.request.get("dry_run")), **shown}
 
 
 def tenant(record: TenantRecord) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def upload(record: Upload, name: str, jobs: list[str]) -> dict[str, Any]:
 
 
 def domain(record: DomainRecord) -> dict[str, Any]:
-    return {"name": record.name, "base": record.base, "parent": record.parent, "version": record.current}
+    return {"name": record.name, "base": record.base, "parent": record.parent, "version": record.current.number}
 
 
 def version(record: TenantVersion | DomainVersion) -> dict[str, Any]:

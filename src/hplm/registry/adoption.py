@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select
 
 from hplm.errors import ConflictError
 from hplm.registry.database import RegistryPart, bump
-from hplm.registry.domains import domain_row, insert_domain_version, select_domain_versions
-from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot, TenantFiles
+from hplm.registry.domains import domain_row, insert_domain_version, make_current, select_domain_versions
+from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot
 from hplm.registry.schema import bases, domain_versions, domains, jobs, state, tenant_versions, tenants, uploads
-from hplm.registry.tenants import serve_newest
+from hplm.registry.tenants import serve_newest, version_values
 
 CHANGED = "the registry was changed meanwhile: run the command again"
 
@@ -24,11 +24,10 @@ class Adoption(RegistryPart):
         """Return what the registry says about files now."""
         v = tenant_versions.c
         with self._database.reading() as connection:
-
-            def column(query: Any) -> list[Any]:
-                return list(connection.execute(query).scalars())
-
             kept = select_domain_versions().where(domain_versions.c.retired_s.is_(None))
+            tenants_at: dict[str, set[str]] = defaultdict(set)
+            for name, path in connection.execute(select(v.tenant, v.path).where(v.retired_s.is_(None))):
+                tenants_at[path].add(name)
             return Snapshot(
                 generation=connection.execute(select(state.c.generation)).scalar_one(),
                 bases=tuple(
@@ -36,25 +35,22 @@ class Adoption(RegistryPart):
                     for row in connection.execute(select(bases).order_by(bases.c.name))
                 ),
                 domains=tuple(DomainVersion(*row) for row in connection.execute(kept.order_by(domain_versions.c.id))),
-                tenants=tuple(
-                    TenantFiles(*row)
-                    for row in connection.execute(select(v.tenant, v.path).where(v.retired_s.is_(None)).order_by(v.id))
-                ),
+                tenants=tenants_at,
                 paths=frozenset(
                     path
                     for table in (bases, domain_versions, tenant_versions)
-                    for path in column(select(table.c.path).distinct())
+                    for path in connection.scalars(select(table.c.path).distinct())
                 ),
-                uploads=frozenset(column(select(uploads.c.id))),
+                uploads=frozenset(connection.scalars(select(uploads.c.id))),
                 # Names that only a job has are left out. A number is given before its folder is made, so a folder under such
                 # a name comes from a newer registry.
                 last_numbers={
                     **{f"tenant:{row.name}": row.last_number for row in connection.execute(select(tenants))},
                     **{f"domain:{row.base}/{row.name}": row.last_number for row in connection.execute(select(domains))},
                 },
-                busy_subjects=frozenset(column(select(jobs.c.subject).where(jobs.c.state == "running"))),
-                unfinished=frozenset(column(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
-                ended=frozenset(column(select(jobs.c.id).where(jobs.c.state.not_in(UNFINISHED)))),
+                busy_subjects=frozenset(connection.scalars(select(jobs.c.subject).where(jobs.c.state == "running"))),
+                unfinished=frozenset(connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(UNFINISHED)))),
+                ended=frozenset(connection.scalars(select(jobs.c.id).where(jobs.c.state.not_in(UNFINISHED)))),
             )
 
     def adopt(
@@ -82,17 +78,11 @@ class Adoption(RegistryPart):
             for new in new_domains:
                 row = domain_row(connection, new.base, new.name)
                 parent_id = _kept_id(ids, new.parent) if new.parent else None
-                ids[new.path] = insert_domain_version(
-                    connection, row, new.number, parent_id, new.path, now_s, new.about
+                ids[new.path] = version_id = insert_domain_version(
+                    connection, row.id, new.number, parent_id, new.path, now_s, new.about
                 )
-            newest = select(d.id).where(d.domain_id == domains.c.id, d.number == domains.c.last_number)
-            added = {(new.base, new.name) for new in new_domains}
-            for base_name, name in added:
-                connection.execute(
-                    update(domains)
-                    .where(domains.c.base == base_name, domains.c.name == name)
-                    .values(current_id=newest.scalar_subquery())
-                )
+                if new.number >= row.last_number:
+                    make_current(connection, row, version_id, new.number)
             _insert_tenants(connection, new_tenants, ids, now_s, generation)
 
 
@@ -116,16 +106,6 @@ def _insert_tenants(
         raise ConflictError(CHANGED)
     rows = [{"name": name, "last_number": number, "generation": generation} for name, number in last.items()]
     connection.execute(insert(tenants), rows)
-    versions = [
-        {
-            "tenant": version.name,
-            "number": version.number,
-            "domain_version_id": _kept_id(domain_ids, version.domain),
-            "path": version.path,
-            "created_s": now_s,
-            "about": version.about,
-        }
-        for version in new
-    ]
+    versions = [version_values(v.name, v.number, _kept_id(domain_ids, v.domain), v.path, now_s, v.about) for v in new]
     connection.execute(insert(tenant_versions), versions)
     serve_newest(connection, generation)

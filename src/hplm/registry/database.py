@@ -52,6 +52,8 @@ POSTGRES = "postgresql+psycopg"
 POSTGRES_OPTIONS = (
     f"-c lock_timeout={BUSY_S:.0f}s -c idle_in_transaction_session_timeout={STOPPED_S:.0f}s -c timezone=UTC"
 )
+POSTGRES_WRITES = {"isolation_level": "READ COMMITTED"}
+POSTGRES_READS = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
 class _Snapshot(sqlite3.Connection):
@@ -106,14 +108,16 @@ class Database:
             return _version(connection)
 
     def migrate(self) -> None:
-        """Bring the tables to the newest version, in one transaction."""
+        """Make the tables, or bring them to the newest version, in one transaction."""
         # Imported here, because Alembic is slow to import and serving never needs it.
-        from hplm.registry.migrations.upgrade import upgrade
+        from hplm.registry.migrations.upgrade import create, upgrade
 
         with self._locked(), self._transaction(True) as connection:
             if not self._path:
                 connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('hplm registry'))"))
-            if _version(connection) != schema.HEAD:
+            if (version := _version(connection)) is None:
+                create(connection)
+            elif version != schema.HEAD:
                 upgrade(connection)
 
     def faults(self) -> list[str]:
@@ -132,7 +136,7 @@ class Database:
             if self._path:
                 options: dict[str, Any] = {BEGIN: "BEGIN IMMEDIATE" if write else "BEGIN"}
             else:
-                options = _postgres_mode(write and self._writer)
+                options = POSTGRES_WRITES if write and self._writer else POSTGRES_READS
             with self._engine.connect().execution_options(**options) as connection:
                 is_spent = isinstance(connection.connection.dbapi_connection, _Snapshot)
                 is_committing = False
@@ -310,13 +314,7 @@ def _address(registry: str) -> URL:
 def _version(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-
-
-def _postgres_mode(write: bool) -> dict[str, Any]:
-    if write:
-        return {"isolation_level": "READ COMMITTED"}
-    return {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+    return connection.scalar(text("SELECT version_num FROM alembic_version"))
 
 
 def _json(value: Any) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, or_, select, update
 
 from hplm.errors import BadManageRequestError, ConflictError, DomainInUseError, UnknownDomainError, UnknownVersionError
 from hplm.registry.database import RegistryPart, bump
 from hplm.registry.jobs import cancel_all, jobs_on_domain
 from hplm.registry.records import BaseRecord, DomainRecord, DomainVersion
 from hplm.registry.schema import bases, domain_versions, domains, tenant_versions, tenants
-from hplm.registry.version_numbers import Folder, check_free
+from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, number_of, retire
 from hplm.runtime.crash_points import crash_point
 
 NAMED = 20  # most names that an error lists
@@ -32,7 +33,7 @@ class Domains(RegistryPart):
                 bump(connection)
             elif (known.fingerprint, known.path) != (fingerprint, path):
                 used = select(domains.c.name).where(domains.c.base == name, domains.c.current_id.is_not(None))
-                if known.fingerprint != fingerprint and (first := connection.execute(used.limit(1)).scalar()):
+                if known.fingerprint != fingerprint and (first := connection.scalar(used.limit(1))):
                     raise ConflictError(
                         f"base {name!r} is {known.fingerprint} and has domain {first!r}: publish {fingerprint} under "
                         "another name, or delete its domains first"
@@ -54,9 +55,10 @@ class Domains(RegistryPart):
         with self._database.writing() as connection:
             _base(connection, base)
             row = domain_row(connection, base, name)
-            check_free(folder, row.last_number + 1)
-            connection.execute(update(domains).where(domains.c.id == row.id).values(last_number=row.last_number + 1))
-            return row.last_number + 1
+            number = row.last_number + 1
+            check_free(folder, number)
+            connection.execute(update(domains).where(domains.c.id == row.id).values(last_number=number))
+            return int(number)
 
     def publish_domain(
         self,
@@ -79,61 +81,46 @@ class Domains(RegistryPart):
         with self._database.writing() as connection:
             _base(connection, base)
             row = domain_row(connection, base, name)
-            current = _number_of(connection, row.current_id)
-            if current != expected:
-                raise ConflictError(
-                    f"domain {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
-                )
+            what, own = f"domain {name!r}", domain_versions.c.domain_id == row.id
+            check_expected(what, number_of(connection, domain_versions, row.current_id), expected)
             if parent_id is not None:
                 _check_parent(connection, base, name, parent_id)
-            if number is None:
-                number = row.last_number + 1
-            elif connection.execute(
-                select(domain_versions.c.id).where(
-                    domain_versions.c.domain_id == row.id, domain_versions.c.number == number
-                )
-            ).first():
-                raise ConflictError(f"domain {name!r} has a version {number} already: it was published meanwhile")
-            version_id = insert_domain_version(connection, row, number, parent_id, path, now_s, about)
+            number = row.last_number + 1 if number is None else number
+            check_unpublished(connection, what, domain_versions, own, number)
+            version_id = insert_domain_version(connection, row.id, number, parent_id, path, now_s, about)
+            make_current(connection, row, version_id, number)
             crash_point("publish.committing")
             bump(connection)
             return _version(connection, version_id)
 
     def domain(self, base: str, name: str) -> DomainRecord:
         """Return a domain. Raises UnknownDomainError."""
-        found = self.find_domain(base, name)
-        if found is None:
-            raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
-        return found
+        with self._database.reading() as connection:
+            return _domain(connection, base, name)
 
     def find_domain(self, base: str, name: str) -> DomainRecord | None:
         """Return a domain, None if there is none of this name."""
-        with self._database.reading() as connection:
-            row = connection.execute(_records().where(domains.c.base == base, domains.c.name == name)).first()
-        return None if row is None else DomainRecord(*row)
+        with suppress(UnknownDomainError):
+            return self.domain(base, name)
+        return None
 
     def current_domain(self, base: str, name: str) -> DomainVersion:
         """Return the current version of a domain. Raises UnknownDomainError."""
-        query = select_domain_versions().where(domains.c.base == base, domains.c.name == name)
-        with self._database.reading() as connection:
-            row = connection.execute(query.where(domains.c.current_id == domain_versions.c.id)).first()
-        if row is None:
-            raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
-        return DomainVersion(*row)
+        return self.domain(base, name).current
 
     def domains(self, base: str | None = None) -> list[DomainRecord]:
         """List the domains of one base or of all, sorted by base and name."""
         query = _records().order_by(domains.c.base, domains.c.name)
         with self._database.reading() as connection:
             found = connection.execute(query.where(domains.c.base == base) if base is not None else query)
-            return [DomainRecord(*row) for row in found]
+            return [_record(row) for row in found]
 
     def domain_versions(self, base: str, name: str) -> list[DomainVersion]:
         """List the kept versions of a domain, oldest first. Raises UnknownDomainError."""
         with self._database.reading() as connection:
-            domain_id = _domain_id(connection, base, name)
+            _domain(connection, base, name)
             query = select_domain_versions().where(
-                domain_versions.c.domain_id == domain_id, domain_versions.c.retired_s.is_(None)
+                domains.c.base == base, domains.c.name == name, domain_versions.c.retired_s.is_(None)
             )
             return [DomainVersion(*row) for row in connection.execute(query.order_by(domain_versions.c.number))]
 
@@ -149,18 +136,14 @@ class Domains(RegistryPart):
         DomainInUseError with the tenants, domains and jobs whose current or next version stands on it.
         """
         with self._database.writing() as connection:
-            domain_id = _domain_id(connection, base, name)
-            fallen = _standing_on(connection, domain_id)
-            if users := _users(connection, base, name, domain_id, fallen):
+            _domain(connection, base, name)
+            fallen = _standing_on(connection, base, name)
+            if users := _users(connection, base, name, fallen):
                 raise DomainInUseError(f"domain {name!r} cannot be deleted: {'; '.join(users)}")
-            for table, column in (
-                (domain_versions, domain_versions.c.id),
-                (tenant_versions, tenant_versions.c.domain_version_id),
-            ):
-                connection.execute(
-                    update(table).where(column.in_(fallen), table.c.retired_s.is_(None)).values(retired_s=now_s)
-                )
-            connection.execute(update(domains).where(domains.c.id == domain_id).values(current_id=None))
+            retire(connection, domain_versions, now_s, domain_versions.c.id.in_(fallen))
+            retire(connection, tenant_versions, now_s, tenant_versions.c.domain_version_id.in_(fallen))
+            deleted = update(domains).where(domains.c.base == base, domains.c.name == name)
+            connection.execute(deleted.values(current_id=None))
             bump(connection)
             return cancel_all(connection, f"domain:{base}/{name}", now_s)
 
@@ -169,7 +152,7 @@ def check_kept(connection: Connection, version_id: int) -> None:
     """Check that a domain version is kept. Raises UnknownVersionError or ConflictError."""
     version = _version(connection, version_id)
     retired = select(domain_versions.c.retired_s).where(domain_versions.c.id == version_id)
-    if connection.execute(retired).scalar_one() is not None:
+    if connection.scalar(retired) is not None:
         raise ConflictError(
             f"version {version.number} of domain {version.domain!r} was removed meanwhile: start from its current one"
         )
@@ -177,24 +160,23 @@ def check_kept(connection: Connection, version_id: int) -> None:
 
 def insert_domain_version(
     connection: Connection,
-    row: Row[Any],
+    domain_id: int,
     number: int,
     parent_id: int | None,
     path: str,
     now_s: float,
     about: dict[str, Any],
 ) -> int:
-    """Insert a version of the domain in `row` and make it current; return its id."""
-    values = {"domain_id": row.id, "number": number, "parent_id": parent_id, "path": path}
-    version_id = connection.execute(
-        insert(domain_versions).values(**values, created_s=now_s, about=about).returning(domain_versions.c.id)
-    ).scalar_one()
-    connection.execute(
-        update(domains)
-        .where(domains.c.id == row.id)
-        .values(current_id=version_id, last_number=max(row.last_number, number))
-    )
-    return int(version_id)
+    """Insert a version of a domain; return its id."""
+    values = {"domain_id": domain_id, "number": number, "parent_id": parent_id, "path": path}
+    added = insert(domain_versions).values(**values, created_s=now_s, about=about)
+    return connection.execute(added.returning(domain_versions.c.id)).scalar_one()
+
+
+def make_current(connection: Connection, row: Row[Any], version_id: int, number: int) -> None:
+    """Make the version with this id and number the current one of the domain in `row`."""
+    last = max(row.last_number, number)
+    connection.execute(update(domains).where(domains.c.id == row.id).values(current_id=version_id, last_number=last))
 
 
 def _base(connection: Connection, name: str) -> BaseRecord:
@@ -214,36 +196,35 @@ def domain_row(connection: Connection, base: str, name: str) -> Row[Any]:
     return row
 
 
-def _domain_id(connection: Connection, base: str, name: str) -> int:
-    found = connection.execute(
-        select(domains.c.id).where(domains.c.base == base, domains.c.name == name, domains.c.current_id.is_not(None))
-    ).scalar()
-    if found is None:
+def _domain(connection: Connection, base: str, name: str) -> DomainRecord:
+    row = connection.execute(_records().where(domains.c.base == base, domains.c.name == name)).first()
+    if row is None:
         raise UnknownDomainError(f"base {base!r} has no domain {name!r}")
-    return int(found)
-
-
-def _number_of(connection: Connection, version_id: int | None) -> int | None:
-    return connection.execute(select(domain_versions.c.number).where(domain_versions.c.id == version_id)).scalar()
+    return _record(row)
 
 
 def _records() -> Select[Any]:
-    """Return the query for rows of DomainRecord, of domains that exist."""
-    current, parent, above = domain_versions.alias("current"), domain_versions.alias("parent"), domains.alias("above")
+    """Return the query for rows of `_record`, of domains that exist."""
+    parent, above = domain_versions.alias("parent"), domains.alias("above")
     return (
-        select(domains.c.base, domains.c.name, above.c.name, current.c.number)
-        .join(current, current.c.id == domains.c.current_id)
-        .outerjoin(parent, parent.c.id == current.c.parent_id)
+        select_domain_versions()
+        .add_columns(above.c.name)
+        .outerjoin(parent, parent.c.id == domain_versions.c.parent_id)
         .outerjoin(above, above.c.id == parent.c.domain_id)
+        .where(domain_versions.c.id == domains.c.current_id)
     )
+
+
+def _record(row: Any) -> DomainRecord:
+    current = DomainVersion(*row[:-1])
+    return DomainRecord(current.base, current.domain, row[-1], current)
 
 
 def select_domain_versions() -> Select[Any]:
     """Return the query for rows of DomainVersion."""
     v = domain_versions.c
-    return select(v.id, domains.c.base, domains.c.name, v.number, v.parent_id, v.path, v.created_s, v.about).join(
-        domains, domains.c.id == v.domain_id
-    )
+    columns = (v.id, domains.c.base, domains.c.name, v.number, v.parent_id, v.path, v.created_s, v.about)
+    return select(*columns).join_from(domain_versions, domains)
 
 
 def _version(connection: Connection, version_id: int) -> DomainVersion:
@@ -269,22 +250,22 @@ def _check_parent(connection: Connection, base: str, name: str, parent_id: int) 
         raise BadManageRequestError(f"domain {name!r} cannot stand on {above[0].domain!r}, which stands on it")
 
 
-def _standing_on(connection: Connection, domain_id: int) -> list[int]:
+def _standing_on(connection: Connection, base: str, name: str) -> list[int]:
     """Return the ids of the domain's kept versions and of all kept versions below them."""
-    query = select(domain_versions.c.id, domain_versions.c.domain_id, domain_versions.c.parent_id)
+    kept = select_domain_versions().where(domain_versions.c.retired_s.is_(None)).order_by(domain_versions.c.id)
     found: set[int] = set()
     # A parent has a smaller id than its children, so one pass finds the whole tree.
-    for row in connection.execute(query.where(domain_versions.c.retired_s.is_(None)).order_by(domain_versions.c.id)):
-        if row.domain_id == domain_id or row.parent_id in found:
-            found.add(row.id)
+    for version in (DomainVersion(*row) for row in connection.execute(kept)):
+        if (version.base, version.domain) == (base, name) or version.parent_id in found:
+            found.add(version.id)
     return sorted(found)
 
 
-def _users(connection: Connection, base: str, name: str, domain_id: int, fallen: list[int]) -> list[str]:
+def _users(connection: Connection, base: str, name: str, fallen: list[int]) -> list[str]:
     """List, as phrases, the tenants, domains and jobs that use the versions `fallen` of a domain."""
-    children = connection.execute(
-        select(domains.c.name).where(domains.c.current_id.in_(fallen), domains.c.id != domain_id).order_by("name")
-    ).scalars()
+    children = select(domains.c.name).where(
+        domains.c.current_id.in_(fallen), or_(domains.c.base != base, domains.c.name != name)
+    )
     standing = (
         select(tenants.c.name)
         .join(tenant_versions, tenant_versions.c.id == tenants.c.current_id)
@@ -292,8 +273,8 @@ def _users(connection: Connection, base: str, name: str, domain_id: int, fallen:
         .order_by(tenants.c.name)
     )
     found = {
-        "tenants": list(connection.execute(standing).scalars()),
-        "domains": list(children),
+        "tenants": connection.scalars(standing).all(),
+        "domains": connection.scalars(children.order_by(domains.c.name)).all(),
         "jobs": jobs_on_domain(connection, base, name),
     }
     return [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import heapq
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, true, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.registry.database import RegistryPart
@@ -33,7 +34,7 @@ Expired = Callable[[Mapping[str, float]], Collection[str]]
 OVERTAKEN = 10_000
 # The progress of a job that no process runs.
 NOT_BEGUN = {"step": "", "progress": 0.0, "eta_s": None}
-_FIELDS = tuple(Job.__dataclass_fields__)
+_COLUMNS = tuple(jobs.c[field.name] for field in fields(Job))
 
 
 class Jobs(RegistryPart):
@@ -68,33 +69,31 @@ class Jobs(RegistryPart):
         Jobs of one subject run one by one: if the subject has an unfinished job, return that job and insert nothing.
         Local jobs of the subject whose leases have `expired` are ended first. A dry run waits for no other job.
         """
-        unfinished = select(jobs).where(jobs.c.subject == subject, jobs.c.state.in_(UNFINISHED)).order_by(jobs.c.seq)
         with self._database.writing() as connection:
-            rows = connection.execute(unfinished).all()
-            overdue = {row.id: row.lease_until_s for row in rows if row.local and _is_overdue(row, now_s, lease_s)}
-            lost = expired(overdue)
-            for row in rows:
-                if row.id in lost:
-                    _end_lost(connection, row, now_s)
+            unfinished = _jobs(connection, jobs.c.subject == subject, jobs.c.state.in_(UNFINISHED))
+            lost = expired(_overdue([job for job in unfinished if job.local], now_s, lease_s))
+            for job in unfinished:
+                if job.id in lost:
+                    _end_lost(connection, job, now_s)
                 elif not subject.startswith(PLAN):
-                    return _job(row)
+                    return job
             lease = {"worker": worker, "lease_until_s": now_s + lease_s, "started_s": now_s}
             return _insert(connection, kind, subject, request, now_s, state="running", local=True, attempts=1, **lease)
 
     def end_lost_local_jobs(self, before_s: float, now_s: float) -> None:
         """End the local jobs whose leases ended before `before_s`: their commands were killed."""
-        lost = select(jobs).where(jobs.c.state == "running", jobs.c.local, jobs.c.lease_until_s < before_s)
+        are_lost = (jobs.c.state == "running", jobs.c.local, jobs.c.lease_until_s < before_s)
         with self._database.reading() as connection:
-            if connection.execute(lost.limit(1)).first() is None:
+            if not _jobs(connection, *are_lost):
                 return
         with self._database.writing() as connection:
-            for row in connection.execute(lost).all():
-                _end_lost(connection, row, now_s)
+            for job in _jobs(connection, *are_lost):
+                _end_lost(connection, job, now_s)
 
     def job(self, job_id: str) -> Job:
         """Return a job. Raises UnknownJobError."""
         with self._database.reading() as connection:
-            return _job(_row(connection, job_id))
+            return _job(connection, job_id)
 
     def creating(self, subject: str) -> str | None:
         """Return the id of an unfinished job that creates the tenant or domain of this subject; None if there is none."""
@@ -105,16 +104,16 @@ class Jobs(RegistryPart):
         )
         query = select(jobs.c.id).where(*wanted, jobs.c.cancel_requested.is_(False)).order_by(jobs.c.seq).limit(1)
         with self._database.reading() as connection:
-            return connection.execute(query).scalar()
+            return connection.scalar(query)
 
     def jobs(self, *, states: Collection[JobState] | None = None, limit: int = 100) -> list[Job]:
         """List jobs, newest first: at most `limit`, only those in `states` if given. Requests hold only `dry_run`."""
-        columns = [jobs.c[name] for name in _FIELDS if name != "request"]
-        dry_run = jobs.c.request["dry_run"].as_boolean().label("dry_run")
-        query = select(*columns, dry_run).order_by(jobs.c.seq.desc()).limit(limit)
+        columns = [column for column in _COLUMNS if column.name != "request"]
+        dry_run = jobs.c.request["dry_run"].as_boolean().label("request")
+        query = select(dry_run, *columns).order_by(jobs.c.seq.desc()).limit(limit)
         with self._database.reading() as connection:
             rows = connection.execute(query.where(jobs.c.state.in_(states)) if states is not None else query)
-            return [_job(row, request={"dry_run": bool(row.dry_run)}) for row in rows]
+            return [Job(**{**row._mapping, "request": {"dry_run": bool(row.request)}}) for row in rows]
 
     def count_jobs(self, now_s: float, *, expired: Expired = set) -> Counter[str]:
         """Count the jobs in each state. A running job whose lease has `expired` counts as `lost`."""
@@ -142,7 +141,8 @@ class Jobs(RegistryPart):
         with self._database.reading() as connection:
             # Idle workers ask often and must not block writers.
             is_idle = _decide(connection, now_s, lease_s, expired) == ([], None)
-            if is_idle and not _are_any_running(connection):
+            running = select(jobs.c.id).where(jobs.c.state == "running").limit(1)
+            if is_idle and connection.scalar(running) is None:
                 return None
         with self._database.writing() as connection:
             if is_idle:
@@ -150,22 +150,12 @@ class Jobs(RegistryPart):
                 return None
             lost, free = _decide(connection, now_s, lease_s, expired)
             for row in lost:
-                _end_lost(connection, _row(connection, row.id), now_s)
+                _end_lost(connection, _job(connection, row.id), now_s)
             if free is None:
                 return None
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == free.id)
-                .values(
-                    **NOT_BEGUN,
-                    state="running",
-                    worker=worker,
-                    lease_until_s=now_s + lease_s,
-                    started_s=now_s,
-                    attempts=free.attempts + 1,
-                )
-            )
-            return _job(_row(connection, free.id))
+            lease = {"worker": worker, "lease_until_s": now_s + lease_s, "started_s": now_s}
+            _set(connection, free.id, **NOT_BEGUN, **lease, state="running", attempts=free.attempts + 1)
+            return _job(connection, free.id)
 
     def report_job(
         self,
@@ -180,13 +170,9 @@ class Jobs(RegistryPart):
     ) -> bool:
         """Renew the lease and record the progress; return whether the job is to be cancelled. Raises LeaseLostError."""
         with self._database.writing() as connection:
-            row = _held_row(connection, job_id, worker)
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id)
-                .values(lease_until_s=now_s + lease_s, step=step, progress=progress, eta_s=eta_s)
-            )
-            return bool(row.cancel_requested)
+            job = _held_job(connection, job_id, worker)
+            _set(connection, job_id, lease_until_s=now_s + lease_s, step=step, progress=progress, eta_s=eta_s)
+            return job.cancel_requested
 
     def finish_job(
         self,
@@ -201,7 +187,7 @@ class Jobs(RegistryPart):
         """End a job as done with `result`, failed with `error`, or cancelled. Raises LeaseLostError."""
         state: JobState = "cancelled" if cancelled else "failed" if error is not None else "done"
         with self._database.writing() as connection:
-            _held_row(connection, job_id, worker)
+            _held_job(connection, job_id, worker)
             _end(connection, job_id, state, now_s, result=result, error=error)
 
     def release_job(self, job_id: str, worker: str, now_s: float, *, counted: bool = False) -> bool:
@@ -212,26 +198,13 @@ class Jobs(RegistryPart):
         otherwise cancelled.
         """
         with self._database.writing() as connection:
-            row = _held_row(connection, job_id, worker)
-            if row.local:
-                is_cancelled = row.cancel_requested or not counted
-                _end_lost(connection, row, now_s, is_cancelled=is_cancelled)
+            job = _held_job(connection, job_id, worker)
+            is_cancelled = job.cancel_requested or (job.local and not counted)
+            if job.local or (is_cancelled and _published_number(connection, job) is None):
+                _end_lost(connection, job, now_s, is_cancelled=is_cancelled)
                 return False
-            if row.cancel_requested and _published_number(connection, row) is None:
-                _end_lost(connection, row, now_s)
-                return False
-            connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job_id)
-                .values(
-                    **NOT_BEGUN,
-                    state="queued",
-                    worker=None,
-                    lease_until_s=None,
-                    started_s=None,
-                    attempts=row.attempts - (not counted),
-                )
-            )
+            no_lease = {"worker": None, "lease_until_s": None, "started_s": None}
+            _set(connection, job_id, **NOT_BEGUN, **no_lease, state="queued", attempts=job.attempts - (not counted))
         return True
 
     def cancel_job(self, job_id: str, now_s: float) -> Job:
@@ -240,12 +213,12 @@ class Jobs(RegistryPart):
         A job that has ended stays as it is. A queued job that has published will be done, not cancelled.
         """
         with self._database.writing() as connection:
-            row = _row(connection, job_id)
-            if row.state == "queued" and _published_number(connection, row) is None:
+            job = _job(connection, job_id)
+            if job.state == "queued" and _published_number(connection, job) is None:
                 _end(connection, job_id, "cancelled", now_s)
-            if row.state in UNFINISHED:
-                connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel_requested=True))
-            return _job(_row(connection, job_id))
+            if job.state in UNFINISHED:
+                _set(connection, job_id, cancel_requested=True)
+            return _job(connection, job_id)
 
     def forget_jobs(self, before_s: float) -> None:
         """Delete the rows of jobs that ended before `before_s`."""
@@ -255,16 +228,14 @@ class Jobs(RegistryPart):
 
 def unfinished_subjects(connection: Connection) -> set[str]:
     """Return the subjects of unfinished jobs."""
-    return set(connection.execute(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))).scalars())
+    return set(connection.scalars(select(jobs.c.subject).where(jobs.c.state.in_(UNFINISHED))))
 
 
 def at_work_on(connection: Connection, subject: str) -> str | None:
     """Return the id of a running job that will publish the subject's next version; None if there is none."""
-    running = select(jobs).where(
-        jobs.c.subject == subject, jobs.c.state == "running", jobs.c.cancel_requested.is_(False)
-    )
-    rows = connection.execute(running)
-    return next((row.id for row in rows if _published_number(connection, row) is None), None)
+    running = (jobs.c.subject == subject, jobs.c.state == "running", jobs.c.cancel_requested.is_(False))
+    at_work = (job.id for job in _jobs(connection, *running) if _published_number(connection, job) is None)
+    return next(at_work, None)
 
 
 def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
@@ -291,7 +262,7 @@ def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]
     Such a job stands on the version that was current when it began.
     """
     running = select(jobs.c.request).where(jobs.c.state == "running", jobs.c.id != besides)
-    requests = [request for request in connection.execute(running).scalars() if request.get("base") == base]
+    requests = [request for request in connection.scalars(running) if request.get("base") == base]
     return {name for request in requests for name in (request.get("domain"), request.get("parent")) if name is not None}
 
 
@@ -300,14 +271,14 @@ def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
 
     Returns the uploads to drop with the jobs that ended.
     """
-    queued = connection.execute(
-        select(jobs.c.id, jobs.c.request).where(jobs.c.subject == subject, jobs.c.state == "queued")
-    ).all()
-    for row in queued:
-        _end(connection, row.id, "cancelled", now_s)
-    running = update(jobs).where(jobs.c.subject == subject, jobs.c.state == "running")
-    connection.execute(running.values(cancel_requested=True))
-    return {upload_id for row in queued for upload_id in uploads_to_drop(row.request)}
+    dropped: set[str] = set()
+    for job in _jobs(connection, jobs.c.subject == subject, jobs.c.state.in_(UNFINISHED)):
+        if job.state == "running":
+            _set(connection, job.id, cancel_requested=True)
+        else:
+            _end(connection, job.id, "cancelled", now_s)
+            dropped |= uploads_to_drop(job.request)
+    return dropped
 
 
 def move_queued_updates(connection: Connection, subject: str, domain_version_id: int) -> None:
@@ -315,71 +286,53 @@ def move_queued_updates(connection: Connection, subject: str, domain_version_id:
 
     They then wait for jobs of that domain, and retention keeps the domain's versions for them.
     """
-    of_version = select(domains.c.name).join(domain_versions, domain_versions.c.domain_id == domains.c.id)
-    name = connection.execute(of_version.where(domain_versions.c.id == domain_version_id)).scalar_one()
-    queued = select(jobs.c.id, jobs.c.request).where(
-        jobs.c.subject == subject, jobs.c.state == "queued", jobs.c.request["stays"].as_boolean().is_(true())
-    )
-    for row in connection.execute(queued).all():
-        connection.execute(update(jobs).where(jobs.c.id == row.id).values(request={**row.request, "domain": name}))
+    of_version = select(domains.c.name).join(domain_versions).where(domain_versions.c.id == domain_version_id)
+    name = connection.scalar(of_version)
+    stays = jobs.c.request["stays"].as_boolean().is_(true())
+    for job in _jobs(connection, jobs.c.subject == subject, jobs.c.state == "queued", stays):
+        _set(connection, job.id, request={**job.request, "domain": name})
 
 
 def _insert(
-    connection: Connection,
-    kind: str,
-    subject: str,
-    request: dict[str, Any],
-    now_s: float,
-    *,
-    state: JobState,
-    **values: Any,
+    connection: Connection, kind: str, subject: str, request: dict[str, Any], now_s: float, **values: Any
 ) -> Job:
     job_id = uuid.uuid4().hex
-    connection.execute(
-        insert(jobs).values(
-            **NOT_BEGUN,
-            id=job_id,
-            kind=kind,
-            subject=subject,
-            request=request,
-            state=state,
-            created_s=now_s,
-            cancel_requested=False,
-            **values,
-        )
-    )
-    return _job(_row(connection, job_id))
+    given = {"id": job_id, "kind": kind, "subject": subject, "request": request, "created_s": now_s}
+    connection.execute(insert(jobs).values(**given, **NOT_BEGUN, cancel_requested=False, **values))
+    return _job(connection, job_id)
 
 
-def _row(connection: Connection, job_id: str) -> Row[Any]:
-    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).first()
-    if row is None:
-        raise UnknownJobError(f"there is no job {job_id!r}")
-    return row
+def _set(connection: Connection, job_id: str, **values: Any) -> None:
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
-def _job(row: Any, **replaced: Any) -> Job:
-    return Job(**{name: row._mapping[name] for name in _FIELDS if name not in replaced}, **replaced)
+def _jobs(connection: Connection, *which: ColumnElement[bool]) -> list[Job]:
+    """Return the jobs that meet the conditions, in the order of their submission."""
+    rows = connection.execute(select(*_COLUMNS).where(*which).order_by(jobs.c.seq))
+    return [Job(**row._mapping) for row in rows]
 
 
-def _held_row(connection: Connection, job_id: str, worker: str) -> Row[Any]:
-    row = _row(connection, job_id)
-    if row.state != "running" or row.worker != worker:
-        now = f"{row.worker} runs it" if row.state == "running" else f"it is {row.state}"
+def _job(connection: Connection, job_id: str) -> Job:
+    for job in _jobs(connection, jobs.c.id == job_id):
+        return job
+    raise UnknownJobError(f"there is no job {job_id!r}")
+
+
+def _held_job(connection: Connection, job_id: str, worker: str) -> Job:
+    job = _job(connection, job_id)
+    if job.state != "running" or job.worker != worker:
+        now = f"{job.worker} runs it" if job.state == "running" else f"it is {job.state}"
         raise LeaseLostError(f"{worker} holds job {job_id} no more, {now}: stop, publish nothing")
-    return row
+    return job
 
 
-def _are_any_running(connection: Connection) -> bool:
-    return connection.execute(select(jobs.c.id).where(jobs.c.state == "running").limit(1)).first() is not None
-
-
-def _is_overdue(row: Row[Any], now_s: float, lease_s: float) -> bool:
-    """Return whether a running job's lease is past by the clock.
+def _overdue(running: Iterable[Job | Row[Any]], now_s: float, lease_s: float) -> dict[str, float]:
+    """Return the ends of the leases that are past by the clock, by job.
 
     A lease that ends later than any lease could was given before the clock jumped back.
     """
-    return row.lease_until_s is not None and not now_s < row.lease_until_s <= now_s + 2 * lease_s
+    ends = {job.id: job.lease_until_s for job in running if job.lease_until_s is not None}
+    return {job_id: until_s for job_id, until_s in ends.items() if not now_s < until_s <= now_s + 2 * lease_s}
 
 
 def _decide(
@@ -392,7 +345,7 @@ def _decide(
     of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain"))
     query = select(*columns, *of_lease, *of_request).order_by(jobs.c.seq)
     begun = sorted(connection.execute(query.where(jobs.c.state == "running")).all(), key=_turn)
-    free = expired({row.id: row.lease_until_s for row in begun if _is_overdue(row, now_s, lease_s)})
+    free = expired(_overdue(begun, now_s, lease_s))
     running = {row.subject for row in begun if row.id not in free}
     lost: list[Row[Any]] = []
     queued, is_plan = query.where(jobs.c.state == "queued"), jobs.c.subject.startswith(PLAN)
@@ -423,26 +376,22 @@ def _turn(row: Row[Any]) -> int:
     return int(row.seq) - OVERTAKEN * row.subject.startswith(PLAN)
 
 
-def _published_number(connection: Connection, row: Row[Any]) -> int | None:
+def _published_number(connection: Connection, job: Job | Row[Any]) -> int | None:
     """Return the number of the version that a job has published; None if it has not.
 
     A job that has published only has to be recorded as done.
     """
-    kind, _, name = row.subject.partition(":")
+    kind, _, name = job.subject.partition(":")
     if kind == "tenant":
-        query = select(tenant_versions.c.number, tenant_versions.c.about).where(
-            tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None)
-        )
+        v = tenant_versions.c
+        query = select(v.number).where(v.tenant == name)
     elif kind == "domain":
+        v = domain_versions.c
         base, _, name = name.partition("/")
-        query = (
-            select(domain_versions.c.number, domain_versions.c.about)
-            .join(domains, domains.c.id == domain_versions.c.domain_id)
-            .where(domains.c.base == base, domains.c.name == name, domain_versions.c.retired_s.is_(None))
-        )
+        query = select(v.number).join(domains).where(domains.c.base == base, domains.c.name == name)
     else:
         return None
-    return next((number for number, about in connection.execute(query) if about.get("job") == row.id), None)
+    return connection.scalar(query.where(v.retired_s.is_(None), v.about["job"].as_string() == job.id))
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
@@ -452,16 +401,16 @@ def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
     return f"domain:{row.base}/{row.domain}" in running
 
 
-def _end_lost(connection: Connection, row: Row[Any], now_s: float, *, is_cancelled: bool | None = None) -> None:
+def _end_lost(connection: Connection, job: Job, now_s: float, *, is_cancelled: bool | None = None) -> None:
     """End a job that its process left: done if it has published, else cancelled if that was asked for, else failed."""
-    number = _published_number(connection, row)
+    number = _published_number(connection, job)
     if number is not None:
-        _end(connection, row.id, "done", now_s, result={"version": number, "published": True})
-    elif row.cancel_requested if is_cancelled is None else is_cancelled:
-        _end(connection, row.id, "cancelled", now_s)
+        _end(connection, job.id, "done", now_s, result={"version": number, "published": True})
+    elif job.cancel_requested if is_cancelled is None else is_cancelled:
+        _end(connection, job.id, "cancelled", now_s)
     else:
-        _end(connection, row.id, "failed", now_s, error=COMMAND_LOST if row.local else WORKER_LOST)
-    expire_uploads(connection, uploads_to_drop(row.request))
+        _end(connection, job.id, "failed", now_s, error=COMMAND_LOST if job.local else WORKER_LOST)
+    expire_uploads(connection, uploads_to_drop(job.request))
 
 
 def _end(
@@ -476,4 +425,4 @@ def _end(
     values = {"state": state, "ended_s": now_s, "lease_until_s": None, "eta_s": None, "result": result, "error": error}
     if state == "done":
         values["progress"] = 1.0
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
+    _set(connection, job_id, **values)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 UNFINISHED: tuple[JobState, ...] = ("queued", "running")
@@ -21,12 +21,12 @@ class BaseRecord:
 
 @dataclass(frozen=True)
 class DomainRecord:
-    """A domain. `parent` is the domain below which its current version stands; None for a root (a PLOT)."""
+    """A domain and its current version, which stands below domain `parent`; None for a root (a PLOT)."""
 
     base: str
     name: str
     parent: str | None
-    current: int | None
+    current: DomainVersion
 
 
 @dataclass(frozen=True)
@@ -131,27 +131,20 @@ class Changes:
     full: bool
 
 
-class TenantFiles(NamedTuple):
-    """The tenant and the path of a kept tenant version."""
-
-    tenant: str
-    path: str
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that the registry says about files, at one moment.
 
-    `domains` and `tenants` are kept versions. `paths`, `uploads` and `last_numbers` also cover retired, deleted and not
-    yet published versions. `last_numbers` has the highest number given, by the subject of every tenant and domain.
-    `busy_subjects` are the subjects of running jobs. `unfinished` are the ids of jobs that run or wait, `ended` the ids
-    of other jobs.
+    `domains` are kept versions, and `tenants` the names of the kept tenant versions by path. `paths`, `uploads` and
+    `last_numbers` also cover retired, deleted and not yet published versions. `last_numbers` has the highest number
+    given, by the subject of every tenant and domain. `busy_subjects` are the subjects of running jobs. `unfinished` are
+    the ids of jobs that run or wait, `ended` the ids of other jobs.
     """
 
     generation: int
     bases: tuple[BaseRecord, ...]
     domains: tuple[DomainVersion, ...]
-    tenants: tuple[TenantFiles, ...]
+    tenants: Mapping[str, Set[str]]
     paths: frozenset[str]
     uploads: frozenset[str]
     busy_subjects: frozenset[str]

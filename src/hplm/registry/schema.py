@@ -1,4 +1,4 @@
-"""The registry's tables, the same on SQLite and PostgreSQL. `migrations/` creates them; a test holds both equal.
+"""The registry's tables, the same on SQLite and PostgreSQL. A change of them needs a migration in `migrations/versions`.
 
 A version that must not be used any more has `retired_s` set. Its row is deleted when its files are gone.
 """

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, or_, select, update
 
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
 from hplm.registry.database import IN_ONE_QUERY, RegistryPart, bump
@@ -15,7 +15,7 @@ from hplm.registry.jobs import at_work_on, cancel_all, move_queued_updates, unfi
 from hplm.registry.records import TenantRecord, TenantVersion
 from hplm.registry.schema import domain_versions, domains, tenant_versions, tenants
 from hplm.registry.uploads import expire_uploads
-from hplm.registry.version_numbers import Folder, check_free
+from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, number_of, retire
 from hplm.runtime.crash_points import crash_point
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -27,7 +27,8 @@ class Tenants(RegistryPart):
     def check_next_number(self, tenant: str, folder: Folder) -> None:
         """Raise ConflictError if `next_number` would, so that nothing is trained that could not be published."""
         with self._database.reading() as connection:
-            check_free(folder, 1 + (_last_number(connection, tenant) or 0))
+            last = connection.scalar(select(tenants.c.last_number).where(tenants.c.name == tenant))
+        check_free(folder, 1 + (last or 0))
 
     def next_number(self, tenant: str, folder: Folder | None = None) -> int:
         """Give a number for the next version's folder. A number is given once, so a killed job's folder is never reused.
@@ -35,14 +36,10 @@ class Tenants(RegistryPart):
         Raises ConflictError if that `folder` exists.
         """
         with self._database.writing() as connection:
-            last = _last_number(connection, tenant)
-            check_free(folder, 1 + (last or 0))
-            if last is None:
-                # Generation 0, because serving has nothing to see yet.
-                connection.execute(insert(tenants).values(name=tenant, last_number=1, generation=0))
-                return 1
-            connection.execute(update(tenants).where(tenants.c.name == tenant).values(last_number=last + 1))
-            return last + 1
+            number = _row(connection, tenant).last_number + 1
+            check_free(folder, number)
+            connection.execute(update(tenants).where(tenants.c.name == tenant).values(last_number=number))
+            return int(number)
 
     def publish_tenant(
         self,
@@ -62,34 +59,18 @@ class Tenants(RegistryPart):
         """
         with self._database.writing() as connection:
             check_kept(connection, domain_version_id)
-            row = connection.execute(select(tenants).where(tenants.c.name == name)).first()
-            current = _number_of(connection, row.current_id) if row else None
-            if current != expected:
-                raise ConflictError(_overtaken(name, current, expected))
-            taken = select(tenant_versions.c.id).where(
-                tenant_versions.c.tenant == name, tenant_versions.c.number == number
-            )
-            if connection.execute(taken).first():
-                raise ConflictError(f"tenant {name!r} has had a version {number} already: take the next number")
-            if row is None:
-                connection.execute(insert(tenants).values(name=name, last_number=number, generation=0))
+            row = _row(connection, name)
+            what, own = f"tenant {name!r}", tenant_versions.c.tenant == name
+            check_expected(what, number_of(connection, tenant_versions, row.current_id), expected)
+            check_unpublished(connection, what, tenant_versions, own, number)
+            values = version_values(name, number, domain_version_id, path, now_s, about)
             version_id = connection.execute(
-                insert(tenant_versions)
-                .values(
-                    tenant=name,
-                    number=number,
-                    domain_version_id=domain_version_id,
-                    path=path,
-                    created_s=now_s,
-                    about=about,
-                )
-                .returning(tenant_versions.c.id)
+                insert(tenant_versions).values(values).returning(tenant_versions.c.id)
             ).scalar_one()
-            last = max(row.last_number, number) if row else number
-            _serve(connection, name, version_id, last_number=last)
+            _serve(connection, name, version_id, last_number=max(row.last_number, number))
             move_queued_updates(connection, f"tenant:{name}", domain_version_id)
             crash_point("publish.committing")
-        return TenantVersion(version_id, name, number, domain_version_id, path, now_s, about)
+        return TenantVersion(version_id, **values)
 
     def publish_tenants(
         self,
@@ -151,15 +132,14 @@ class Tenants(RegistryPart):
 
     def tenant_count(self) -> int:
         with self._database.reading() as connection:
-            query = select(func.count()).select_from(tenants).where(tenants.c.current_id.is_not(None))
-            return connection.execute(query).scalar_one()
+            return connection.execute(select(func.count(tenants.c.current_id))).scalar_one()
 
     def tenants_by_domain(self) -> dict[tuple[str, str], int]:
         """Count the tenants of each domain, by `(base, name)`. Domains without tenants are left out."""
         query = (
             select(domains.c.base, domains.c.name, func.count())
-            .join(domain_versions, domain_versions.c.domain_id == domains.c.id)
-            .join(tenant_versions, tenant_versions.c.domain_version_id == domain_versions.c.id)
+            .join(domain_versions)
+            .join(tenant_versions)
             .join(tenants, tenants.c.current_id == tenant_versions.c.id)
             .group_by(domains.c.base, domains.c.name)
         )
@@ -174,7 +154,7 @@ class Tenants(RegistryPart):
         """
         versions = tenant_versions.c
         with self._database.writing() as connection:
-            current = _number_of(connection, _current_id(connection, name))
+            current = number_of(connection, tenant_versions, _current_id(connection, name))
             query = _versions().where(versions.tenant == name, versions.retired_s.is_(None))
             wanted = versions.number == number if number is not None else versions.number < current
             last = (versions.served.desc(), versions.number.desc())
@@ -202,12 +182,7 @@ class Tenants(RegistryPart):
         """
         with self._database.writing() as connection:
             _current_id(connection, name)
-            versions = tenant_versions.c
-            connection.execute(
-                update(tenant_versions)
-                .where(versions.tenant == name, versions.retired_s.is_(None))
-                .values(retired_s=now_s)
-            )
+            retire(connection, tenant_versions, now_s, tenant_versions.c.tenant == name)
             _serve(connection, name, None)
             return cancel_all(connection, f"tenant:{name}", now_s)
 
@@ -230,8 +205,8 @@ def _records() -> Select[Any]:
         )
         .select_from(tenants)
         .join(tenant_versions, v.id == tenants.c.current_id)
-        .join(domain_versions, domain_versions.c.id == v.domain_version_id)
-        .join(domains, domains.c.id == domain_versions.c.domain_id)
+        .join(domain_versions)
+        .join(domains)
     )
 
 
@@ -248,19 +223,29 @@ def _versions() -> Select[Any]:
 
 
 def _current_id(connection: Connection, name: str) -> int:
-    found = connection.execute(select(tenants.c.current_id).where(tenants.c.name == name)).scalar()
+    found = connection.scalar(select(tenants.c.current_id).where(tenants.c.name == name))
     if found is None:
         raise UnknownTenantError(f"there is no tenant {name!r}")
     return found
 
 
-def _last_number(connection: Connection, name: str) -> int | None:
-    found = connection.execute(select(tenants.c.last_number).where(tenants.c.name == name)).scalar()
-    return None if found is None else int(found)
+def _row(connection: Connection, name: str) -> Row[Any]:
+    """Return the tenant's row; insert it if there is none."""
+    query = select(tenants).where(tenants.c.name == name)
+    row = connection.execute(query).first()
+    if row is None:
+        # Generation 0, because serving has nothing to see yet.
+        connection.execute(insert(tenants).values(name=name, last_number=0, generation=0))
+        row = connection.execute(query).one()
+    return row
 
 
-def _number_of(connection: Connection, version_id: int | None) -> int | None:
-    return connection.execute(select(tenant_versions.c.number).where(tenant_versions.c.id == version_id)).scalar()
+def version_values(
+    tenant: str, number: int, domain_version_id: int, path: str, now_s: float, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the values of a new row of `tenant_versions`."""
+    of_version = {"tenant": tenant, "number": number, "domain_version_id": domain_version_id}
+    return {**of_version, "path": path, "created_s": now_s, "about": about}
 
 
 def _serve(connection: Connection, name: str, version_id: int | None, **also: int) -> None:
@@ -270,14 +255,6 @@ def _serve(connection: Connection, name: str, version_id: int | None, **also: in
         update(tenants).where(tenants.c.name == name).values(current_id=version_id, generation=generation, **also)
     )
     connection.execute(update(tenant_versions).where(tenant_versions.c.id == version_id).values(served=generation))
-
-
-def _overtaken(name: str, current: int | None, expected: int | None) -> str:
-    if expected is None:
-        return f"tenant {name!r} exists already, at version {current}"
-    if current is None:
-        return f"tenant {name!r} was deleted meanwhile"
-    return f"tenant {name!r} is at version {current}, not {expected}: it was changed meanwhile, look again"
 
 
 def _publish_part(
@@ -290,51 +267,33 @@ def _publish_part(
     about: Mapping[str, dict[str, Any]],
 ) -> None:
     """Insert rows of tenants and versions for `names`. The caller sets `current_id` for all parts together."""
-    query = select(tenants.c.name, tenants.c.last_number).where(tenants.c.name.in_(names))
-    numbers = {row.name: row.last_number + 1 for row in connection.execute(query)}
-    if numbers:
-        versions = tenant_versions.c
-        connection.execute(
-            update(tenant_versions)
-            .where(versions.tenant.in_(list(numbers)), versions.path == path, versions.retired_s.is_(None))
-            .values(retired_s=now_s)
-        )
-        connection.execute(
-            update(tenants)
-            .where(tenants.c.name == bindparam("of"))
-            .values(last_number=bindparam("number"), generation=generation),
-            [{"of": name, "number": number} for name, number in numbers.items()],
-        )
-    if new := [name for name in names if name not in numbers]:
-        connection.execute(
-            insert(tenants), [{"name": name, "last_number": 1, "generation": generation} for name in new]
-        )
+    query = select(tenants.c.name, tenants.c.last_number).where(tenants.c.name.in_(names)).order_by(tenants.c.name)
+    new = set(names) - set(connection.scalars(query))
+    if new:
+        connection.execute(insert(tenants), [{"name": name, "last_number": 0, "generation": 0} for name in new])
     connection.execute(
-        insert(tenant_versions),
-        [
-            {
-                "tenant": name,
-                "number": numbers.get(name, 1),
-                "domain_version_id": domain_version_id,
-                "path": path,
-                "created_s": now_s,
-                "about": about.get(name, {}),
-            }
-            for name in names
-        ],
+        update(tenants)
+        .where(tenants.c.name.in_(names))
+        .values(last_number=tenants.c.last_number + 1, generation=generation)
     )
+    v = tenant_versions.c
+    retire(connection, tenant_versions, now_s, v.tenant.in_(names), v.path == path)
+    rows = [
+        version_values(name, number, domain_version_id, path, now_s, about.get(name, {}))
+        for name, number in connection.execute(query)
+    ]
+    connection.execute(insert(tenant_versions), rows)
 
 
 def _replace(connection: Connection, paths: Collection[str], now_s: float, generation: int) -> None:
     """Delete the tenants that are served from banks at `paths`, and retire every version in these banks."""
     v = tenant_versions.c
     served = (tenants.c.current_id == v.id, v.path.in_(paths))
-    gone = set(connection.execute(select(tenants.c.name).where(*served)).scalars())
+    gone = set(connection.scalars(select(tenants.c.name).where(*served)))
     for subject in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
         expire_uploads(connection, cancel_all(connection, subject, now_s))
     of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
-    retired = update(tenant_versions).where(or_(v.path.in_(paths), of_gone), v.retired_s.is_(None))
-    connection.execute(retired.values(retired_s=now_s))
+    retire(connection, tenant_versions, now_s, or_(v.path.in_(paths), of_gone))
     at_paths = select(v.id).where(v.path.in_(paths))
     connection.execute(
         update(tenants).where(tenants.c.current_id.in_(at_paths)).values(current_id=None, generation=generation)

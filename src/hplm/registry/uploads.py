@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, Text, and_, cast, delete, false, func, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, Text, and_, cast, delete, false, func, insert, or_, select, tuple_, update
 
 from hplm.errors import UnknownUploadError, UploadError
 from hplm.registry.database import IN_ONE_QUERY, RegistryPart
@@ -31,7 +31,7 @@ class Uploads(RegistryPart):
     def upload(self, upload_id: str) -> Upload:
         """Return an upload. Raises UnknownUploadError."""
         with self._database.reading() as connection:
-            return _upload(_row(connection, upload_id))
+            return _upload(connection, upload_id)
 
     def uploads(self, *, after: str = "", limit: int | None = None) -> list[Upload]:
         """List at most `limit` uploads, oldest first, after the upload `after`. Raises UnknownUploadError if that is gone."""
@@ -39,9 +39,9 @@ class Uploads(RegistryPart):
         query = select(uploads).order_by(u.created_s, u.id).limit(limit)
         with self._database.reading() as connection:
             if after:
-                last = _row(connection, after)
+                last = _upload(connection, after)
                 query = query.where(tuple_(u.created_s, u.id) > tuple_(last.created_s, last.id))
-            return [_upload(row) for row in connection.execute(query)]
+            return [Upload(**row._mapping) for row in connection.execute(query)]
 
     def count_uploads(self) -> tuple[int, int, int]:
         """Return the number of uploads, the bytes announced, and the announced bytes that have not arrived."""
@@ -59,22 +59,24 @@ class Uploads(RegistryPart):
     def receive(self, upload_id: str, received: int) -> Upload:
         """Record that the first `received` bytes have arrived. Raises UploadError if that is fewer than before or too many."""
         with self._database.writing() as connection:
-            row = _row(connection, upload_id)
-            if not row.received <= received <= row.bytes or row.complete:
+            upload = _upload(connection, upload_id)
+            if not upload.received <= received <= upload.bytes or upload.complete:
                 raise UploadError(
-                    f"upload {upload_id} has {row.received} of {row.bytes} bytes, it cannot have {received}"
+                    f"upload {upload_id} has {upload.received} of {upload.bytes} bytes, it cannot have {received}"
                 )
             connection.execute(update(uploads).where(uploads.c.id == upload_id).values(received=received))
-            return _upload(_row(connection, upload_id))
+            return _upload(connection, upload_id)
 
     def complete_upload(self, upload_id: str) -> Upload:
         """Record that an upload is whole and its checksum is right. Raises UploadError if bytes are missing."""
         with self._database.writing() as connection:
-            row = _row(connection, upload_id)
-            if row.received != row.bytes:
-                raise UploadError(f"upload {upload_id} has {row.received} of {row.bytes} bytes: send the rest first")
+            upload = _upload(connection, upload_id)
+            if upload.received != upload.bytes:
+                raise UploadError(
+                    f"upload {upload_id} has {upload.received} of {upload.bytes} bytes: send the rest first"
+                )
             connection.execute(update(uploads).where(uploads.c.id == upload_id).values(complete=True))
-            return _upload(_row(connection, upload_id))
+            return _upload(connection, upload_id)
 
     def drop_uploads(
         self,
@@ -100,9 +102,7 @@ class Uploads(RegistryPart):
             if connection.execute(old_ones.limit(1)).first() is None:
                 return []
         with self._database.writing() as connection:
-            old = list(connection.execute(old_ones).scalars())
-            if not old:
-                return []
+            old = connection.scalars(old_ones).all()
             wanted = _in_use(connection, old)
             gone = [upload_id for upload_id in old if upload_id not in wanted]
             for first in range(0, len(gone), IN_ONE_QUERY):
@@ -110,14 +110,10 @@ class Uploads(RegistryPart):
         return gone
 
 
-def _row(connection: Connection, upload_id: str) -> Row[Any]:
+def _upload(connection: Connection, upload_id: str) -> Upload:
     row = connection.execute(select(uploads).where(uploads.c.id == upload_id)).first()
     if row is None:
         raise UnknownUploadError(f"there is no upload {upload_id!r}")
-    return row
-
-
-def _upload(row: Row[Any]) -> Upload:
     return Upload(**row._mapping)
 
 
@@ -145,7 +141,7 @@ def expire_uploads(connection: Connection, ids: Collection[str]) -> None:
 def check_uploads(connection: Connection, request: dict[str, Any]) -> None:
     """Check that the uploads which a job's request names exist. Raises UnknownUploadError."""
     for upload_id in uploads_of(request):
-        _row(connection, upload_id)
+        _upload(connection, upload_id)
 
 
 def uploads_of(request: dict[str, Any]) -> set[str]:

@@ -9,7 +9,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,9 +55,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form, which is the same for every benchmark and evaluation."""
-        goals = [{**asdict(goal), "met": goal.met} for goal in self.goals]
-        for goal in goals:
-            del goal["better"]
+        shown = ("id", "text", "goal", "value", "unit", "met")
+        goals = [{key: getattr(goal, key) for key in shown} for goal in self.goals]
         return {
             "name": self.name,
             "command": shlex.join(["hplm", *sys.argv[1:]]),

@@ -8,7 +8,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.unit.hplm.registry.making import NOW_S, put_bank, put_domain, put_tenant
 
-NOTHING = Snapshot(0, (), (), (), frozenset(), frozenset(), frozenset(), {})
+NOTHING = Snapshot(0, (), (), {}, frozenset(), frozenset(), frozenset(), {})
 
 
 def publish(store: Store, registry: Registry, base: str, name: str, expected: int | None = None) -> str:

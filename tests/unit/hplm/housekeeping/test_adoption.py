@@ -11,7 +11,7 @@ import pytest
 
 from hplm.errors import ConflictError
 from hplm.housekeeping import garbage_collection
-from hplm.housekeeping.inventory import Card
+from hplm.housekeeping.inventory import Card, Kind
 from hplm.housekeeping.removal_plan import AdoptPlan, plan_adoption
 from hplm.registry.records import BaseRecord, DomainVersion, NewDomain, NewTenant
 from hplm.registry.registry import Registry
@@ -45,7 +45,7 @@ def test_an_adoption_puts_parents_before_children_whatever_their_order() -> None
     [
         (Card(found("tenants/a/1", "tenant"), "f", fault="no manifest"), "no manifest"),
         (Card(found("tenants/a/1", "tenant"), "g"), "over base g, which is not in the store"),
-        (Card(found("tenants/a/1", "tenant"), "f", "domains/b/law/7"), "its domain is domains/b/law/7"),
+        (Card(found("tenants/a/1", "tenant"), "f", "domains/b/law/7"), "stands on domains/b/law/7"),
         (Card(found("domains/b/law/1", "domain"), "f", "domains/b/x/1"), "stands on domains/b/x/1"),
         (Card(found("domains/c/law/1", "domain"), "f"), "over base f"),
         (Card(found("banks/x", "bank"), "f"), "all its tenants are registered elsewhere"),
@@ -57,8 +57,8 @@ def test_what_cannot_be_adopted_is_skipped_with_the_reason(card: Card, why: str)
     plan = plan_adoption([*tree, card], NOTHING)
     assert (len(plan.domains), plan.tenants) == (1, ())
     (skipped,) = plan.skipped
-    assert skipped.path == card.entry.path
-    assert why in skipped.why
+    assert skipped.where == card.entry.path
+    assert why in skipped.what
 
 
 def test_what_names_no_domain_goes_to_the_root_that_is_named_or_to_general_or_is_skipped() -> None:
@@ -95,7 +95,7 @@ def test_a_lost_registry_is_made_again_from_the_artifacts(store: Store, registry
     fill(store, base)
     plan = garbage_collection.adopt(store, registry, NOW_S)
     assert plan.skipped == ()
-    assert [(one.base, one.name, one.parent, one.current) for one in registry.domains()] == [
+    assert [(one.base, one.name, one.parent, one.current.number) for one in registry.domains()] == [
         ("b", "general", None, 1),
         ("b", "law", "general", 3),
         ("b", "tax", "law", 1),
@@ -153,8 +153,8 @@ def test_who_puts_back_what_was_deleted_is_told_that_it_will_not_stay(
     registry.delete_tenant("deleted", NOW_S)
     registry.forget(path)
     plan = garbage_collection.adopt(store, registry, NOW_S)
-    assert [one.path for one in plan.skipped] == [path]
-    assert "deleted" in plan.skipped[0].why
+    assert [one.where for one in plan.skipped] == [path]
+    assert "deleted" in plan.skipped[0].what
 
 
 def test_a_plot_that_has_the_name_of_a_registered_branch_keeps_nothing_else_from_adoption(
@@ -165,7 +165,7 @@ def test_a_plot_that_has_the_name_of_a_registered_branch_keeps_nothing_else_from
     put_plot(store, "law", base)
     put_tenant(store, "tenants/later/1", base, "plots/general")
     plan = garbage_collection.adopt(store, registry, NOW_S)
-    assert [one.path for one in plan.skipped] == ["plots/law"]
+    assert [one.where for one in plan.skipped] == ["plots/law"]
     assert [one.name for one in plan.tenants] == ["later"]
 
 
@@ -175,7 +175,7 @@ def test_a_branch_that_has_the_name_of_a_plot_keeps_nothing_else_from_adoption(
     fill(store, base)
     put_domain(store, "domains/b/general/1", base, "plots/general")
     plan = garbage_collection.adopt(store, registry, NOW_S)
-    assert [(one.path, "is also called" in one.why) for one in plan.skipped] == [("domains/b/general/1", True)]
+    assert [(one.where, "is also called" in one.what) for one in plan.skipped] == [("domains/b/general/1", True)]
     assert {"old", "new", "a", "b"} <= {one.name for one in registry.tenants()}
 
 
@@ -238,7 +238,7 @@ def test_a_sound_store_has_no_problems(store: Store, registry: Registry, base: s
         ("banks/fleet", "bank", "lacks 1 tenants: b"),
         ("bases/b", "base", "the registry says"),
         ("tenants/new/10", "swap", "holds 'old', the registry says new"),
-        ("tenants/new/10", "other", "over base other, which is not registered"),
+        ("tenants/new/10", "other", "is of base other, the registry says"),
     ],
 )
 def test_what_is_damaged_is_named_with_what_is_wrong(
@@ -301,17 +301,17 @@ def test_what_is_published_or_collected_while_a_store_is_checked_is_no_problem(
 ) -> None:
     publish(store, registry, base, "first")
     publish(store, registry, base, "second")
-    check, calls = garbage_collection._check_tenant, 0
+    check, calls = garbage_collection._check, 0
 
-    def changing(folder: Path, **given: Any) -> None:
+    def changing(folder: Path, kind: Kind, *given: Any) -> None:
         nonlocal calls
-        calls += 1
-        if calls == 1:
+        calls += kind == "tenant"
+        if kind == "tenant" and calls == 1:
             publish(store, registry, base, "new")
             registry.delete_tenant("second", NOW_S)
             garbage_collection.collect(store, registry, NOW_S + 1000)
-        check(folder, **given)
+        check(folder, kind, *given)
 
-    monkeypatch.setattr(garbage_collection, "_check_tenant", changing)
+    monkeypatch.setattr(garbage_collection, "_check", changing)
     assert garbage_collection.verify(store, registry, NOW_S) == garbage_collection.Verdict((), ())
     assert calls == 2

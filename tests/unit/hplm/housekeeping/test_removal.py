@@ -20,7 +20,7 @@ from hplm.errors import MissingArtifactError
 from hplm.housekeeping import garbage_collection
 from hplm.housekeeping.garbage_collection import Removed
 from hplm.housekeeping.inventory import StoreEntry, list_entries
-from hplm.housekeeping.removal_plan import Removal, plan_removal
+from hplm.housekeeping.removal_plan import Finding, Removal, plan_removal
 from hplm.models import base_folder
 from hplm.plot import table
 from hplm.registry.records import DomainVersion, Snapshot
@@ -30,6 +30,7 @@ from tests.unit.hplm.housekeeping.stores import NOTHING, found, paths, publish
 from tests.unit.hplm.registry.making import NOW_S, publish_root, put_bank, put_domain, put_tenant
 
 GRACE_S = 120.0
+NOTHING_TO_REMOVE = Removal((), ())
 STRAY_S = 86_400.0
 
 
@@ -75,12 +76,12 @@ def test_everything_in_a_store_is_found_in_its_place(store: Store, base: str) ->
 def test_leftovers_go_when_they_are_old_and_nobody_fills_them() -> None:
     old = found("tenants/a/.1.x.partial", "leftover")
     assert planned(old).leftovers == (old,)
-    assert planned(found("tenants/t", "leftover", age_s=60)).count == 0
-    assert planned(found("tenants/t", "leftover", held=True)).count == 0
+    assert planned(found("tenants/t", "leftover", age_s=60)) == NOTHING_TO_REMOVE
+    assert planned(found("tenants/t", "leftover", held=True)) == NOTHING_TO_REMOVE
     # Another machine's lock is not seen on every file system, its job is.
     busy = replace(NOTHING, busy_subjects=frozenset({"tenant:a"}))
-    assert planned(old, known=busy).count == 0
-    assert planned(found("tenants/b/.1.x.partial", "leftover"), known=busy).count == 1
+    assert planned(old, known=busy) == NOTHING_TO_REMOVE
+    assert len(planned(found("tenants/b/.1.x.partial", "leftover"), known=busy).leftovers) == 1
 
 
 def test_versions_without_a_row_go_only_where_their_name_has_one() -> None:
@@ -94,9 +95,11 @@ def test_versions_without_a_row_go_only_where_their_name_has_one() -> None:
         found("banks/f", "bank"),
     )
     assert planned(tenant, domain, *others, known=known).leftovers == (tenant, domain)
-    assert planned(tenant, domain, known=replace(known, paths=frozenset({tenant.path, domain.path}))).count == 0
+    assert (
+        planned(tenant, domain, known=replace(known, paths=frozenset({tenant.path, domain.path}))) == NOTHING_TO_REMOVE
+    )
     busy = replace(known, busy_subjects=frozenset({"tenant:a", "domain:b/law"}))
-    assert planned(tenant, domain, known=busy).count == 0
+    assert planned(tenant, domain, known=busy) == NOTHING_TO_REMOVE
 
 
 def test_files_of_retired_versions_go_unless_something_new_has_their_path() -> None:
@@ -110,7 +113,7 @@ def test_uploads_without_a_row_go() -> None:
     young = found("uploads/z", "upload", STRAY_S - 1)
     assert planned(
         stray, young, found("uploads/y", "upload", STRAY_S + 1), known=replace(NOTHING, uploads=frozenset("y"))
-    ).strays == (stray,)
+    ).leftovers == (stray,)
 
 
 def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
@@ -121,12 +124,12 @@ def test_retired_versions_are_removed_after_the_grace_and_live_ones_never(
     now_s = time.time()
     registry.retire(1, now_s, base="b")
     registry.delete_tenant("books", now_s)
-    assert collect(store, registry, GRACE_S - 60).count == 0
-    assert set(collect(store, registry).retired) == {old, gone}
+    assert collect(store, registry, GRACE_S - 60).removed == ()
+    assert set(collect(store, registry).removed) == {Finding(old, "retired"), Finding(gone, "retired")}
     assert paths(store) == {"bases/b", "plots/general", live}
     assert registry.snapshot().paths == {"bases/b", "plots/general", live}
     assert not (store.root / "tenants" / "books").exists()
-    assert collect(store, registry).count == 0
+    assert collect(store, registry).removed == ()
     assert garbage_collection.verify(store, registry, now_s).problems == ()
 
 
@@ -143,10 +146,10 @@ def test_what_killed_processes_left_is_removed_and_what_a_living_one_fills_is_no
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        assert collect(store, registry).count == 0
+        assert collect(store, registry).removed == ()
         process.kill()
-    (left,) = collect(store, registry).leftovers
-    assert left.kind == "leftover"
+    (left,) = collect(store, registry).removed
+    assert left.what == "left over"
     assert paths(store) == {"bases/b", "plots/general", "tenants/films/1"}
 
 
@@ -157,9 +160,9 @@ def test_a_version_that_was_placed_and_not_published_is_removed_once_no_job_make
     registry.claim_job("w", NOW_S, 30.0)
     registry.next_number("films")
     put_tenant(store, "tenants/films/1", base)
-    assert collect(store, registry).count == 0
+    assert collect(store, registry).removed == ()
     registry.finish_job(job.id, "w", NOW_S, cancelled=True)
-    assert [one.path for one in collect(store, registry).leftovers] == ["tenants/films/1"]
+    assert collect(store, registry).removed == (Finding("tenants/films/1", "left over"),)
     assert not (store.root / "tenants" / "films").exists()
 
 
@@ -185,9 +188,9 @@ def test_what_a_registry_that_is_an_older_copy_knows_from_a_job_alone_is_adopted
     if end == "cancelled":
         registry.cancel_job(job.id, NOW_S)
     put_tenant(store, "tenants/films/1", base)
-    assert collect(store, registry).count == 0
+    assert collect(store, registry).removed == ()
     garbage_collection.adopt(store, registry, NOW_S)
-    assert [one.path for one in registry.snapshot().tenants] == ["tenants/films/1"]
+    assert registry.snapshot().tenants == {"tenants/films/1": {"films"}}
 
 
 def test_a_job_is_forgotten_a_month_after_its_end_and_never_before_it(store: Store, registry: Registry) -> None:
@@ -207,9 +210,9 @@ def test_a_bank_built_again_while_its_old_tenants_are_collected_stays(
     registry.publish_tenants(root.id, "banks/fleet", ["a"], NOW_S)
     registry.delete_tenant("a", NOW_S)
     put_bank(store, "fleet", base, ["a", "b"])
-    assert collect(store, registry, 0).count == 0
+    assert collect(store, registry, 0).removed == ()
     registry.publish_tenants(root.id, "banks/fleet", ["a", "b"], NOW_S)
-    assert collect(store, registry).count == 0
+    assert collect(store, registry).removed == ()
     assert garbage_collection.verify(store, registry, NOW_S).problems == ()
 
 
@@ -219,7 +222,7 @@ def test_versions_that_an_older_copy_of_the_registry_never_gave_out_stay(
     first = publish(store, registry, base, "acme")
     for later in ("tenants/acme/2", "tenants/acme/3"):
         put_tenant(store, later, base)
-    assert not collect(store, registry).leftovers
+    assert not collect(store, registry).removed
     assert {first, "tenants/acme/2", "tenants/acme/3"} <= paths(store)
 
 
@@ -244,10 +247,12 @@ def test_uploads_go_when_they_are_old_and_no_job_waits_for_them(store: Store, re
         (store.upload(name) / "data.csv").touch()
     registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": used.id}}}, NOW_S)
     removed = garbage_collection.collect(store, registry, time.time() + STRAY_S - 600, grace_s=GRACE_S, upload_s=1e12)
-    assert (removed.uploads, removed.strays) == ((), ())
+    assert removed.removed == ()
     removed = collect(store, registry, STRAY_S + 1)
-    assert removed.uploads == (unused.id,)
-    assert [one.path for one in removed.strays] == ["uploads/stray"]
+    assert removed.removed == (
+        Finding("uploads/stray", "left over"),
+        Finding(f"uploads/{unused.id}", "not used in time"),
+    )
     assert paths(store) == {f"uploads/{used.id}"}
     assert registry.uploads() == [used]
 
@@ -277,7 +282,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(store: Store, registry: Regis
     for path in (stuck, "uploads/other"):
         store.path(path).mkdir(parents=True)
     removed = collect(store, registry, STRAY_S + 1)
-    assert [one.path for one in removed.strays] == ["uploads/other"]
+    assert removed.removed == (Finding("uploads/other", "left over"),)
     assert [problem.where for problem in removed.stuck] == [stuck]
     assert "File name too long" in removed.stuck[0].what
 
@@ -315,7 +320,6 @@ def test_a_leftover_that_grows_deep_within_is_not_old(store: Store, registry: Re
     (inner / "values.f16").write_bytes(b"12")
     ahead_s = time.time() + 1000
     os.utime(inner / "values.f16", (ahead_s, ahead_s))
-    assert garbage_collection.collect(store, registry, time.time() + 1000).leftovers == ()
-    assert [one.path for one in garbage_collection.collect(store, registry, ahead_s + 1000).leftovers] == [
-        f"domains/b/law/{partial.name}"
-    ]
+    assert garbage_collection.collect(store, registry, time.time() + 1000).removed == ()
+    removed = garbage_collection.collect(store, registry, ahead_s + 1000).removed
+    assert removed == (Finding(f"domains/b/law/{partial.name}", "left over"),)

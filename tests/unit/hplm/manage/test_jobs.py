@@ -337,7 +337,7 @@ def test_a_domains_update_leaves_its_tenants_where_they_are_until_they_are_updat
     source = {"upload": upload(service, corpus(seed=5), "more.txt")}
     ask(service, "domain.update", domain="law", corpus=source, settings=QUICK_DOMAIN)
     work(store)
-    assert registry.domain("tiny", "law").current == 2
+    assert registry.domain("tiny", "law").current.number == 2
     assert registry.domain("tiny", "law").parent == "general"
     assert registry.tenant("acme").domain_number == 1
     update(service, "acme", colours(seed=3))

@@ -103,7 +103,7 @@ def test_the_manual_has_every_column_that_a_request_names() -> None:
 def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
     found = parse({**CREATE, "settings": {"learning_rates": [0.1]}})
     assert isinstance(found, FineTune)
-    assert found.data.named() == {"train": request_parts.Source(upload="u1")}
+    assert request_parts.given(found.data) == {"train": request_parts.Source(upload="u1")}
     assert request_parts.given(found.settings) == {"learning_rates": (0.1,)}
 
 

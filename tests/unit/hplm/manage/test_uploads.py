@@ -73,7 +73,7 @@ def test_whatever_chunks_come_again_or_overlap_the_file_is_what_was_sent(
     path = uploads.path(upload)
     assert path.read_bytes() == raw
     assert path.name == "train.csv"
-    uploads.consume([upload])
+    uploads.drop([upload])
 
 
 def test_a_chunk_out_of_order_is_refused_with_where_to_go_on(uploads: Uploads) -> None:

@@ -35,7 +35,7 @@ def publish_next(
         now_s,
         parent_id=parent.id if parent else None,
         about={},
-        expected=found.current if found else None,
+        expected=found.current.number if found else None,
         number=number,
     )
 

@@ -56,7 +56,7 @@ def test_the_next_version_of_a_domain_is_current_and_the_first_is_kept(registry:
     first, second = (publish_branch(registry, "law", root) for _ in range(2))
     assert (first.number, second.number) == (1, 2)
     assert second.path == "domains/b/law/2"
-    assert registry.domain("b", "law") == DomainRecord("b", "law", "general", 2)
+    assert registry.domain("b", "law") == DomainRecord("b", "law", "general", second)
     assert registry.domain_versions("b", "law") == [first, second]
     assert registry.lineage(first.id) == [first, root]
     assert [one.name for one in registry.domains("b")] == ["general", "law"]
