@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+from onnx.external_data_helper import set_external_data
 
 from hplm.core.settings import BaseConfig
 from hplm_loadtest.peers.whole_model import WholeModel
@@ -37,14 +38,13 @@ def write(model: WholeModel, config: BaseConfig, path: Path, data: Path) -> None
     R is the smaller of T and `read`, the number of tokens that heads read, from the first on. After attention, the last layer
     computes only those tokens.
     """
-    arrays = _arrays(model)
     initializers, start = [], 0
-    with data.open("wb") as file:
-        for name, array in arrays.items():
-            file.seek(start)
-            file.write(array.tobytes())
-            initializers.append(_external(name, array, data.name, start))
-            start += -(-array.nbytes // PAGE) * PAGE
+    for name, array in _arrays(model).items():
+        tensor = numpy_helper.from_array(array, name)
+        set_external_data(tensor, data.name, start)
+        initializers.append(tensor)
+        start += -(-array.nbytes // PAGE) * PAGE
+    data.unlink(missing_ok=True)  # left by a call that was interrupted: weights are only appended
     graph = helper.make_graph(
         _nodes(config),
         "bert",
@@ -61,20 +61,11 @@ def write(model: WholeModel, config: BaseConfig, path: Path, data: Path) -> None
 
 def _arrays(model: WholeModel) -> dict[str, npt.NDArray[np.float32]]:
     """Return the weights by name. Matrices are transposed, because ONNX computes `x @ W`."""
-    state = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
     arrays = {}
-    for name, array in state.items():
-        is_product = array.ndim == 2 and "embeddings" not in name
-        arrays[name] = np.ascontiguousarray(array.T if is_product else array)
+    for name, tensor in model.state_dict().items():
+        is_product = tensor.ndim == 2 and "embeddings" not in name
+        arrays[name] = np.ascontiguousarray((tensor.T if is_product else tensor).float().numpy())
     return arrays
-
-
-def _external(name: str, array: npt.NDArray[np.float32], location: str, start: int) -> TensorProto:
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", start), ("length", array.nbytes)):
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
 
 
 def _nodes(config: BaseConfig) -> list[onnx.NodeProto]:

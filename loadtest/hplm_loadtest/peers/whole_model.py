@@ -117,35 +117,17 @@ def file_bytes(config: BaseConfig, dtype: torch.dtype) -> int:
         return _layout(stored_as(WholeModel(config), dtype))[1]
 
 
-class _HostMemory:
-    """Memory for all bytes of a model, as the tensor `flat`.
+def _host_memory(num_bytes: int) -> Tensor:
+    """Return memory for all bytes of a model.
 
-    The constructor touches every page and uses large pages if the system has them, so that the first load is as fast as later
-    loads.
+    Every page is touched, and pages are large if the system has such pages, so that the first load is as fast as later loads.
     """
-
-    def __init__(self, num_bytes: int) -> None:
-        self._memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        np.frombuffer(self._memory, dtype=np.uint8)[::ALIGNMENT] = 0
-        self.flat = torch.frombuffer(self._memory, dtype=torch.uint8)
-
-    def fill(self, handle: int) -> None:
-        """Read an open file into the memory."""
-        _read(handle, memoryview(self._memory), 0)
-
-
-class _DeviceMemory:
-    """Memory on a GPU for all bytes of a model, as the tensor `flat`."""
-
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self.flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._loader = _loader_of(device)
-
-    def fill(self, handle: int) -> None:
-        """Read an open file into the memory. The copy is complete when this returns."""
-        self._loader.load(handle, self.flat)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    flat[::ALIGNMENT] = 0
+    return flat
 
 
 class _DeviceLoader:
@@ -158,7 +140,7 @@ class _DeviceLoader:
         self._copied = [torch.cuda.Event(blocking=True) for _ in self._pieces]
 
     def load(self, handle: int, flat: Tensor) -> None:
-        """Load a whole file. Files are loaded one at a time."""
+        """Load a whole file; the copy is complete when this returns. Files are loaded one at a time."""
         for number, start in enumerate(range(0, len(flat), PIECE_BYTES)):
             piece, copied = self._pieces[number % 2], self._copied[number % 2]
             size = min(PIECE_BYTES, len(flat) - start)
@@ -201,9 +183,11 @@ class PreallocatedModel:
             self.model = stored_as(WholeModel(config), dtype)
         parts, self.num_bytes = _layout(self.model)
         self._device = device
-        self._memory = _HostMemory(self.num_bytes) if device.type == "cpu" else _DeviceMemory(self.num_bytes, device)
-        flat = self._memory.flat
-        state = {p.name: flat[p.start : p.start + p.length].view(p.dtype).view(p.shape) for p in parts}
+        if device.type == "cpu":
+            self._flat = _host_memory(self.num_bytes)
+        else:
+            self._flat = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+        state = {p.name: self._flat[p.start : p.start + p.length].view(p.dtype).view(p.shape) for p in parts}
         self.model.load_state_dict(state, assign=True)
         self._dtype = dtype
         self._batches = 0
@@ -221,7 +205,10 @@ class PreallocatedModel:
             size = os.fstat(handle).st_size
             if size != self.num_bytes:
                 raise CorruptArtifactError(f"{path} has {size} bytes, a model of this shape has {self.num_bytes}")
-            self._memory.fill(handle)
+            if self._device.type == "cpu":
+                _read(handle, self._flat.numpy().data, 0)
+            else:
+                _loader_of(self._device).load(handle, self._flat)
         finally:
             os.close(handle)
         self._batches, self._layers = 0, self._in_place

@@ -307,8 +307,8 @@ def test_memory_goals_are_read_from_the_largest_row() -> None:
 def test_the_memory_of_a_server_counts_its_own_process() -> None:
     found = memory.server_memory(os.getpid())
     assert list(found) == ["tritonserver"]
-    assert sum(part.pss for part in found.values()) > 10**7
-    assert all(part.pss <= part.rss for part in found.values())
+    assert sum(part["pss"] for part in found.values()) > 10**7
+    assert all(part["pss"] <= part["rss"] for part in found.values())
 
 
 @pytest.fixture(scope="module")
