@@ -20,9 +20,8 @@ from hplm.core.settings import BaseConfig
 from hplm.engine.encode import EncodeEngine, EngineRequest, count_read, head_logits
 from hplm.errors import ConfigError
 from hplm.tasks.task import Logits
-from hplm_loadtest.peers.model_files import model_file_of, model_files
 from hplm_loadtest.peers.settings import PeerSettings, System
-from hplm_loadtest.peers.whole_model import PeerRequest, PreallocatedModel, file_bytes
+from hplm_loadtest.peers.whole_model import PeerRequest, PreallocatedModel, file_bytes, model_file_of, model_files
 
 SHARED_MODEL = "body"  # the one model of a system that shares a model between all tenants
 

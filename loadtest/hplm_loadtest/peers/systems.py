@@ -24,8 +24,7 @@ from hplm_loadtest.benchmarks.benchmark_server import StageSettings, copy_reposi
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
 from hplm_loadtest.peers import onnx_graph, whole_model
-from hplm_loadtest.peers.model_writer import write_models
-from hplm_loadtest.peers.repository import serve_peer, write_repository
+from hplm_loadtest.peers.repository import serve_peer, write_models, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
 from hplm_loadtest.peers.whole_model import file_bytes, whole_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +23,7 @@ from hplm.engine.kernels.adapt import UNCHANGED
 from hplm.engine.kernels.onednn import can_pack
 from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
-from hplm.errors import ConfigError, CorruptArtifactError
+from hplm.errors import ConfigError, CorruptArtifactError, MissingArtifactError
 from hplm.models.device import CPU
 from hplm.models.layers import UpperLayers, equal_runs, layer_weights
 from hplm.tasks.task import Logits
@@ -109,6 +110,20 @@ def write_model(model: WholeModel, path: Path) -> None:
             file.seek(part.start)
             file.write(state[part.name].contiguous().view(torch.uint8).numpy().tobytes())
         file.truncate(total)
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the model files of a folder, sorted. Raises MissingArtifactError if there are none."""
+    files = sorted([*folder.glob("model-*.bin"), *folder.glob("model-*.onnx")])
+    if not files:
+        raise MissingArtifactError(f"no models in {folder}; the benchmark that serves them writes them")
+    return files
+
+
+def model_file_of(tenant: str, files: list[Path]) -> Path:
+    """Return the file of a tenant's model. Tenants with consecutive numbers at the end of their names get different files."""
+    digits = tenant[len(tenant.rstrip("0123456789")) :]
+    return files[(int(digits) if digits else zlib.crc32(tenant.encode())) % len(files)]
 
 
 def file_bytes(config: BaseConfig, dtype: torch.dtype) -> int:
