@@ -60,10 +60,9 @@ class ServedRepository:
         return EncodeEngine(
             self.base.config,
             self.base.load_upper(),
-            num_slots=len(tenants) + 1,
             reduced_size=max(tenant.packed.reduced_size for tenant in tenants),
             device=device,
-            **{"dtype": choose_dtype("auto", device), **settings},
+            **{"num_slots": len(tenants) + 1, "dtype": choose_dtype("auto", device), **settings},
         )
 
     def is_banked(self, tenant: ServedTenant) -> bool:

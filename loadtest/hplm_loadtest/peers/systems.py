@@ -138,14 +138,11 @@ class Systems:
             self.settings |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
         if system == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
-            self.settings |= {
-                "dedicated_model_mb": model_mb,
-                "dedicated_resident": int(self._limits.budget_mb / model_mb),
-            }
+            resident = int(self._limits.budget_mb / model_mb)
+            self.settings |= {"dedicated_model_mb": model_mb, "dedicated_resident": resident}
             if self._device.type == "cpu":
-                self.settings["dedicated_beside"] = (
-                    "models that stay are packed for oneDNN in memory that budget_mb does not count"
-                )
+                beside = "models that stay are packed for oneDNN in memory that budget_mb does not count"
+                self.settings["dedicated_beside"] = beside
         settings = PeerSettings(
             system=system,
             store=str((self._fleet.folder / "store").resolve()),

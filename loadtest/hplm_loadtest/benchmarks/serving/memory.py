@@ -165,12 +165,15 @@ def goals(device_bytes: float, last: Mapping[str, Any]) -> list[Goal]:
 
 
 def _row(count: int, memory: Mapping[str, Counter[str]], on_device: int, answered: int) -> dict[str, Any]:
+    total: Counter[str] = Counter()
+    for part in memory.values():
+        total.update(part)  # a sum of counters would leave out zeros
     return {
         "system": "hbert",
         "tenants": count,
         "answered": answered,
         "slot_mb": on_device / 1e6,
-        **{f"{kind}_mb": num_bytes / 1e6 for kind, num_bytes in sum(memory.values(), Counter()).items()},
+        **{f"{kind}_mb": num_bytes / 1e6 for kind, num_bytes in total.items()},
         **{f"{name}_rss_mb": part["rss"] / 1e6 for name, part in sorted(memory.items())},
     }
 
