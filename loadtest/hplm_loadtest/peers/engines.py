@@ -53,6 +53,10 @@ class PeerEngine(ABC):
     device: torch.device
     num_places = 1  # not a field: an engine of whole models sets its own number
 
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Load what the engine needs, after the fields are set."""
+
     @cached_property
     def files(self) -> list[Path]:
         return model_files(self.weights)
