@@ -10,10 +10,9 @@ import pytest
 import torch
 from hplm_loadtest.peers import whole_model
 from hplm_loadtest.peers.engines import ENGINES
-from hplm_loadtest.peers.model_files import model_files
-from hplm_loadtest.peers.model_writer import write_models
+from hplm_loadtest.peers.repository import write_models
 from hplm_loadtest.peers.settings import PeerSettings, System
-from hplm_loadtest.peers.whole_model import PeerRequest, whole_config
+from hplm_loadtest.peers.whole_model import PeerRequest, model_files, whole_config
 from rich.progress import Progress
 
 from hplm.store.layout import Store

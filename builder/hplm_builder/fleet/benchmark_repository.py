@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from rich.progress import Progress
 from torch import nn
 
 from hplm.adapters import bank_file
-from hplm.adapters.packed import PackedAdapter, packed_width
+from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
@@ -84,32 +84,28 @@ def make_fleet(
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
-    tenants = _synthetic_tenants(base, count, np.random.default_rng(seed), pooling, reduction_factor)
-    tracked = progress.track(tenants, total=count, description=f"{name}: tenants")
-    return bank_file.write(store.bank(name), base.fingerprint, tracked)
-
-
-def _synthetic_tenants(
-    base: Base, count: int, rng: np.random.Generator, pooling: Pooling, reduction_factor: int
-) -> Iterator[Tenant]:
-    config = base.config
+    config, rng = base.config, np.random.default_rng(seed)
     hidden = config.hidden_size
     reduced = config.reduced_size(reduction_factor)
     layers, width = config.upper_layers, packed_width(hidden, reduced)
     # All tenants share one stream of noise, each from another position, because drawing noise for each would take minutes.
-    noise = torch.from_numpy(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
+    noise = to_bfloat16(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
     starts = rng.choice(8 * count, count, replace=False)
-    for number, start in enumerate(starts):
-        weights = noise[start : start + layers * width].view(layers, width)
+
+    def synthetic_tenant(number: int, start: int) -> Tenant:
+        weights = noise[start : start + layers * width].reshape(layers, width)
         labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
-        name = f"tenant-{number:05d}"
-        card = TenantCard(name, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
+        tenant = f"tenant-{number:05d}"
+        card = TenantCard(tenant, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
         head = Head(
-            rng.standard_normal((len(card.labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
-            rng.standard_normal(len(card.labels), dtype=np.float32) * np.float32(HEAD_STD),
+            rng.standard_normal((len(labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
+            rng.standard_normal(len(labels), dtype=np.float32) * np.float32(HEAD_STD),
         )
-        bits = weights.to(torch.bfloat16).view(torch.uint16).numpy()
-        yield Tenant(card, PackedAdapter(bits, hidden, reduced), head)
+        return Tenant(card, PackedAdapter(weights, hidden, reduced), head)
+
+    tracked = progress.track(starts, description=f"{name}: tenants")
+    tenants = (synthetic_tenant(number, start) for number, start in enumerate(tracked))
+    return bank_file.write(store.bank(name), base.fingerprint, tenants)
 
 
 def make_bert_base(store: Store, lower_form: str, seed: int) -> Base:

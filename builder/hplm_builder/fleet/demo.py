@@ -13,7 +13,7 @@ from rich.progress import Progress
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
 from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings
-from hplm.errors import ArtifactError, UnknownTenantError
+from hplm.errors import ArtifactError
 from hplm.models.base import Base
 from hplm.store.layout import Store
 from hplm.tasks.examples import LabelledText
@@ -94,7 +94,7 @@ def _phenotypes() -> list[tuple[LabelledText, str]]:
 TENANTS = (
     DemoTenant("icd10", _icd, 6_000, 4, "Displaced fracture of shaft of left femur"),
     DemoTenant("films", _films, 1_000, 2, "A moving, beautifully acted film that I would see again."),
-    DemoTenant("spam", _spam, 4_000, 3, "WINNER!! TenantFiles your free prize now, call 09061701461"),
+    DemoTenant("spam", _spam, 4_000, 3, "WINNER!! Claim your free prize now, call 09061701461"),
     DemoTenant("phenotypes", _phenotypes, 3_500, 4, "An abnormally small kidney."),
 )
 
@@ -127,22 +127,11 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
     progress.update(steps, advance=1)
     cards = []
     for demo in TENANTS:
-        try:
-            cards.append(_load_card(store, demo.name, base))
-        except (ArtifactError, UnknownTenantError):
+        if (card := _sound_card(store, demo.name, base)) is None:
             settings = TrainSettings(epochs=(demo.epochs + 1) // 2 if quick else demo.epochs)
-            cards.append(
-                build_tenant(
-                    store,
-                    DEFAULT_BASE,
-                    PLOT,
-                    demo.name,
-                    demo_data(demo, quick=quick),
-                    settings,
-                    progress,
-                    example=demo.example,
-                )
-            )
+            data = demo_data(demo, quick=quick)
+            card = build_tenant(store, DEFAULT_BASE, PLOT, demo.name, data, settings, progress, example=demo.example)
+        cards.append(card)
         progress.update(steps, advance=1)
     models, manager = folder / "models", ManagerSettings(store="", base=DEFAULT_BASE, domain=PLOT)
     export(
@@ -157,9 +146,11 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
     return cards
 
 
-def _load_card(store: Store, name: str, base: Base) -> TenantCard:
-    """Return the card of a published tenant, whose artifact is checked. Raises ArtifactError or UnknownTenantError."""
-    tenant = published(store, name)
-    if tenant is None:
-        raise UnknownTenantError(f"there is no tenant {name!r}")
-    return tenants.load(store.path(tenant.current.path), name=name, fingerprint=base.fingerprint).card
+def _sound_card(store: Store, name: str, base: Base) -> TenantCard | None:
+    """Return the card of a published tenant, None if there is no such tenant or if its artifact is damaged."""
+    if (tenant := published(store, name)) is None:
+        return None
+    try:
+        return tenants.load(store.path(tenant.current.path), name=name, fingerprint=base.fingerprint).card
+    except ArtifactError:
+        return None

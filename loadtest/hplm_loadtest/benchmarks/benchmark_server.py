@@ -32,6 +32,18 @@ class StageSettings:
 AS_CONFIGURED = StageSettings()
 
 
+def copy_repository(models: Path, copy: Path, settings: StageSettings) -> Path:
+    """Copy the models that serve requests, with changed settings; return the folder of the store, which is not copied."""
+    for role in names(SERVING):
+        shutil.copytree(models / role, copy / role)
+    for role, changes in ((LOOK_UP.name, settings.plot), (ENCODE.name, settings.upper)):
+        path = copy / role / "1" / "settings.json"
+        values = json.loads(path.read_text())
+        store = (models / role / "1" / values["store"]).resolve()  # the same for both stages
+        path.write_text(json.dumps({**values, "store": str(store), **changes}, indent=2) + "\n")
+    return store
+
+
 @contextmanager
 def benchmark_server(
     models: Path, settings: StageSettings = AS_CONFIGURED, *, log: str = "triton-bench.log"
@@ -43,15 +55,7 @@ def benchmark_server(
     """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         copy = Path(folder) / "models"
-        for role in names(SERVING):
-            shutil.copytree(models / role, copy / role)
-        for role, changes in ((LOOK_UP.name, settings.plot), (ENCODE.name, settings.upper)):
-            path = copy / role / "1" / "settings.json"
-            values = json.loads(path.read_text())
-            values["store"] = str((models / role / "1" / values["store"]).resolve())
-            path.write_text(json.dumps({**values, **changes}))
-        # Both stages have the same store.
-        into_page_cache(Path(values["store"]))
+        into_page_cache(copy_repository(models, copy, settings))
         with TritonServer(copy, free_ports(), log=models.parent / log, tied=True) as server:
             server.wait_ready()
             yield server

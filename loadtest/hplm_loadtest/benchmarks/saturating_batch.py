@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 
+from hplm.adapters.tenant import Tenant
 from hplm.engine.encode import EngineRequest
 from hplm.engine.open_domain import open_lookup
 from hplm_loadtest.benchmarks.served_repository import ServedRepository
+from hplm_loadtest.scenarios.steady_rate import enough_requests
 from hplm_loadtest.workloads.load_plan import Requests
 from hplm_loadtest.workloads.texts import pool_texts
 
 BATCH = 64
+IN_FLIGHT = 2 * BATCH  # requests under way in a closed loop over such batches
 
 
 @dataclass(frozen=True)
@@ -30,13 +34,18 @@ class SaturatingBatch:
         return sum(len(request.hidden) for request in self.requests)
 
     @property
-    def reduced_size(self) -> int:
-        return max(request.tenant.packed.reduced_size for request in self.requests)
+    def tenants(self) -> list[Tenant]:
+        return [request.tenant for request in self.requests]
 
     def repeat(self, times: int) -> Requests:
         """Return the batch's requests `times` times, without deadlines."""
         count = times * len(self.texts)
         return Requests([*self.names] * times, [*self.texts] * times, np.full(count, np.nan))
+
+
+def batches_for(rate_per_s: float, seconds: float) -> int:
+    """Return how many batches a closed loop of `IN_FLIGHT` requests needs, see `enough_requests`."""
+    return ceil(enough_requests(rate_per_s, seconds, IN_FLIGHT) / BATCH)
 
 
 def saturating_batch(models: Path, served: ServedRepository) -> SaturatingBatch:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
 from hplm.core.roles import LOOK_UP
 from hplm.core.settings import LookupSettings, load_settings
+from hplm.engine.encode import EncodeEngine
 from hplm.errors import ArtifactError, ConfigError
 from hplm.models import base as bases
 from hplm.models.base import Base
+from hplm.models.device import choose_dtype
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.store.layout import Store
@@ -49,6 +54,16 @@ class ServedRepository:
         if tenants and not loaded:
             raise _all_take_pairs(self.store.root)
         return loaded
+
+    def engine(self, tenants: Sequence[Tenant], device: torch.device, **settings: Any) -> EncodeEngine:
+        """Make an engine of the upper layers with a slot for each of the tenants. `settings`: see `EncodeEngine`."""
+        return EncodeEngine(
+            self.base.config,
+            self.base.load_upper(),
+            reduced_size=max(tenant.packed.reduced_size for tenant in tenants),
+            device=device,
+            **{"num_slots": len(tenants) + 1, "dtype": choose_dtype("auto", device), **settings},
+        )
 
     def is_banked(self, tenant: ServedTenant) -> bool:
         """Return whether a tenant is in a bank file and has no folder of its own."""

@@ -98,7 +98,7 @@ def shares_up_to(values: Any) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.f
 
 
 def bar_chart(
-    path: Path, groups: Sequence[str], series: Mapping[str, Numbers], *, title: str, x_label: str, y_label: str
+    path: Path, groups: Sequence[str], series: Mapping[str, Numbers], *, title: str, y_label: str, x_label: str = ""
 ) -> None:
     """Draw series by name, one value per group, as bars side by side with the value above each bar."""
     figure, axes = _start(path, title, x_label, y_label)

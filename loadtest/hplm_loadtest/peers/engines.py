@@ -6,8 +6,9 @@ An engine has places in memory for whole models; `SwapWorker` decides which mode
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,8 @@ from hplm.core.settings import BaseConfig
 from hplm.engine.encode import EncodeEngine, EngineRequest, count_read, head_logits
 from hplm.errors import ConfigError
 from hplm.tasks.task import Logits
-from hplm_loadtest.peers.model_files import model_file_of, model_files
 from hplm_loadtest.peers.settings import PeerSettings, System
-from hplm_loadtest.peers.whole_model import PeerRequest, PreallocatedModel
+from hplm_loadtest.peers.whole_model import PeerRequest, PreallocatedModel, file_bytes, model_file_of, model_files
 
 SHARED_MODEL = "body"  # the one model of a system that shares a model between all tenants
 
@@ -39,10 +39,27 @@ def in_every_layer(tenant: Tenant, layers: int) -> Tenant:
     return replace(tenant, packed=replace(packed, weights=repeated))
 
 
+@dataclass
 class PeerEngine(ABC):
-    """The computation of one peer system. By default one model is in memory for all tenants, with a head for each tenant."""
+    """The computation of one peer system. By default one model is in memory for all tenants, with a head for each tenant.
 
-    num_places = 1
+    config: of the whole model, see `whole_config`. dtype: of the model files in the folder `weights`.
+    """
+
+    settings: PeerSettings
+    config: BaseConfig
+    dtype: torch.dtype
+    weights: Path
+    device: torch.device
+    num_places = 1  # not a field: an engine of whole models sets its own number
+
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Load what the engine needs, after the fields are set."""
+
+    @cached_property
+    def files(self) -> list[Path]:
+        return model_files(self.weights)
 
     def keep(self, tenant: Tenant) -> Tenant:
         """Return the parts of a tenant to keep in memory."""
@@ -64,11 +81,9 @@ class PeerEngine(ABC):
 class SharedEngine(PeerEngine):
     """BERT-shared: one body for all tenants, a head for each."""
 
-    def __init__(
-        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
-    ) -> None:
-        self._model = PreallocatedModel(config, dtype, device)
-        self._model.fill(model_files(weights)[0])
+    def __post_init__(self) -> None:
+        self._model = PreallocatedModel(self.config, self.dtype, self.device)
+        self._model.fill(self.files[0])
         self._model.pack()
 
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
@@ -78,26 +93,23 @@ class SharedEngine(PeerEngine):
 class AdapterEngine(PeerEngine):
     """hBERT-adapter: all layers computed in one batch for all tenants, with each tenant's adapters, without PLOT tables."""
 
-    def __init__(
-        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
-    ) -> None:
-        preallocated = PreallocatedModel(config, dtype)
-        preallocated.fill(model_files(weights)[0])
-        self._layers = config.upper_layers
+    def __post_init__(self) -> None:
+        preallocated = PreallocatedModel(self.config, self.dtype)
+        preallocated.fill(self.files[0])
         # Copied, because a view would keep the memory of the whole model.
         self._embeddings = nn.Embedding.from_pretrained(preallocated.model.word_embeddings.weight.clone())
         self._engine = EncodeEngine(
-            config,
+            self.config,
             preallocated.model.body,
-            num_slots=settings.num_slots,
-            reduced_size=config.reduced_size(settings.reduction_factor),
-            device=device,
-            dtype=dtype,
+            num_slots=self.settings.num_slots,
+            reduced_size=self.config.reduced_size(self.settings.reduction_factor),
+            device=self.device,
+            dtype=self.dtype,
         )
 
     def keep(self, tenant: Tenant) -> Tenant:
         """Return the tenant with adapters in the shape of an adapter slot, in pinned memory with CUDA, as hBERT keeps them."""
-        adapted, slots = in_every_layer(tenant, self._layers), self._engine.slots
+        adapted, slots = in_every_layer(tenant, self.config.upper_layers), self._engine.slots
         return replace(adapted, packed=slots.staged(slots.fitted(adapted.packed)))
 
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
@@ -113,21 +125,16 @@ class AdapterEngine(PeerEngine):
 class DedicatedEngine(PeerEngine):
     """BERT-dedicated: a whole model for each tenant. Models beyond the memory budget are read from files when needed."""
 
-    def __init__(
-        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
-    ) -> None:
-        self._files = model_files(weights)
-        self._from_disk = settings.from_disk
-        first = PreallocatedModel(config, dtype, device)
-        self.num_places = places_in(settings, first.num_bytes)
-        self._models = [first, *(PreallocatedModel(config, dtype, device) for _ in range(self.num_places - 1))]
+    def __post_init__(self) -> None:
+        self.num_places = places_in(self.settings, file_bytes(self.config, self.dtype))
+        self._models = [PreallocatedModel(self.config, self.dtype, self.device) for _ in range(self.num_places)]
         self._unused = set(range(self.num_places))
 
     def model_of(self, tenant: Tenant) -> str:
         return tenant.card.name
 
     def load(self, place: int, model: str) -> None:
-        self._models[place].fill(model_file_of(model, self._files), from_disk=self._from_disk)
+        self._models[place].fill(model_file_of(model, self.files), from_disk=self.settings.from_disk)
         if place in self._unused:
             # The first model in a place replaces no other and probably stays, so it is packed before the measurement.
             self._unused.remove(place)
@@ -140,21 +147,17 @@ class DedicatedEngine(PeerEngine):
 class OnnxEngine(PeerEngine):
     """BERT-dedicated on ONNX Runtime: a session for each tenant, fp32 on the processor, texts padded to the longest."""
 
-    def __init__(
-        self, settings: PeerSettings, config: BaseConfig, dtype: torch.dtype, weights: Path, device: torch.device
-    ) -> None:
+    def __post_init__(self) -> None:
         import onnxruntime
 
-        self._files = model_files(weights)
-        size = self._files[0].with_suffix(".data").stat().st_size
-        self.num_places = places_in(settings, size)
+        size = self.files[0].with_suffix(".data").stat().st_size
+        self.num_places = places_in(self.settings, size)
         self._sessions: list[onnxruntime.InferenceSession | None] = [None] * self.num_places
         self._options = onnxruntime.SessionOptions()
-        self._options.intra_op_num_threads = settings.num_threads
+        self._options.intra_op_num_threads = self.settings.num_threads
         self._options.inter_op_num_threads = 1
         # The graph in the file is fused already: optimising again would only make swapping slower.
         self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._pad_id = config.pad_id
         self._open = onnxruntime.InferenceSession
 
     def model_of(self, tenant: Tenant) -> str:
@@ -163,14 +166,14 @@ class OnnxEngine(PeerEngine):
     def load(self, place: int, model: str) -> None:
         # Freed first, because the budget has no room for both models.
         self._sessions[place] = None
-        path = model_file_of(model, self._files)
+        path = model_file_of(model, self.files)
         self._sessions[place] = self._open(str(path), self._options, providers=["CPUExecutionProvider"])
 
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         session = self._sessions[place]
         assert session is not None
         lengths = [len(request.ids) for request in requests]
-        ids = np.full((len(requests), max(lengths)), self._pad_id, dtype=np.int32)
+        ids = np.full((len(requests), max(lengths)), self.config.pad_id, dtype=np.int32)
         mask = np.zeros_like(ids)
         for row, request in enumerate(requests):
             ids[row, : lengths[row]] = request.ids
@@ -190,8 +193,7 @@ def places_in(settings: PeerSettings, model_bytes: int) -> int:
     return places
 
 
-# An engine takes the whole model's config and the dtype of the model files.
-ENGINES: dict[System, Callable[[PeerSettings, BaseConfig, torch.dtype, Path, torch.device], PeerEngine]] = {
+ENGINES: dict[System, type[PeerEngine]] = {
     "dedicated": DedicatedEngine,
     "shared": SharedEngine,
     "adapter": AdapterEngine,

@@ -5,6 +5,7 @@ A thread of its own loads the next model while another model computes.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -33,14 +34,10 @@ def model_to_evict(residents: Sequence[Resident], wanted: int) -> str | None:
     every request is answered in the end.
     """
     free = [resident for resident in residents if not resident.pinned]
-    for resident in free:
-        if resident.oldest is None:
-            return resident.key
-    waiting = [(resident.oldest, resident.key) for resident in free if resident.oldest is not None]
-    if not waiting:
+    last = max(free, key=lambda resident: math.inf if resident.oldest is None else resident.oldest, default=None)
+    if last is None or (last.oldest is not None and last.oldest < wanted):
         return None
-    oldest, key = max(waiting)
-    return key if oldest > wanted else None
+    return last.key
 
 
 class WaitingRequests(Generic[Item]):
@@ -112,7 +109,7 @@ class SwapWorker(Generic[Item]):
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._stopping = False
         self._threads = [
-            threading.Thread(target=self._run_thread, args=(name, target), name=f"peer-{name}", daemon=True)
+            threading.Thread(target=self._run_thread, args=(target,), name=f"peer-{name}", daemon=True)
             for name, target in (("load", self._load_loop), ("compute", self._compute_loop))
         ]
         for thread in self._threads:
@@ -133,9 +130,9 @@ class SwapWorker(Generic[Item]):
         for thread in self._threads:
             thread.join(timeout_s)
 
-    def _run_thread(self, name: str, target: Callable[[], None]) -> None:
+    def _run_thread(self, target: Callable[[], None]) -> None:
         if self._nice:
-            be_nice(self._nice, f"peer-{name}")
+            be_nice(self._nice, threading.current_thread().name)
         target()
 
     def _load_loop(self) -> None:

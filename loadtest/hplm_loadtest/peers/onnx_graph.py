@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.external_data_helper import set_external_data
 
 from hplm.core.settings import BaseConfig
 from hplm_loadtest.peers.whole_model import WholeModel
@@ -21,6 +22,27 @@ PAGE = 4096
 FORMAT = 2  # version of the graph, part of the folder's name so that files of another version are not used
 # Start and axis of a Slice over the tokens of each text.
 SLICE = {"zero": 0, "tokens": 1}
+# A layer in ONNX's text form.
+ATTENTION = """
+    "{layer}.context" = com.microsoft.Attention <num_heads = {heads}> (
+        "{state}", "{layer}.qkv.weight", "{layer}.qkv.bias", lengths)
+"""
+READ = """
+    "{context}" = Slice ("{layer}.context", zero, read, tokens)
+    "{skipped}" = Slice ("{state}", zero, read, tokens)
+"""
+AFTER_ATTENTION = """
+    "{layer}.attended" = MatMul ("{context}", "{layer}.attention_out.weight")
+    "{layer}.middle" = com.microsoft.SkipLayerNormalization <epsilon = {eps}> (
+        "{layer}.attended", "{skipped}",
+        "{layer}.attention_norm.weight", "{layer}.attention_norm.bias", "{layer}.attention_out.bias")
+    "{layer}.inner" = MatMul ("{layer}.middle", "{layer}.ffn_in.weight")
+    "{layer}.activated" = com.microsoft.BiasGelu ("{layer}.inner", "{layer}.ffn_in.bias")
+    "{layer}.out" = MatMul ("{layer}.activated", "{layer}.ffn_out.weight")
+    "{output}" = com.microsoft.SkipLayerNormalization <epsilon = {eps}> (
+        "{layer}.out", "{layer}.middle",
+        "{layer}.ffn_norm.weight", "{layer}.ffn_norm.bias", "{layer}.ffn_out.bias")
+"""
 
 
 def file_bytes(config: BaseConfig) -> int:
@@ -37,103 +59,45 @@ def write(model: WholeModel, config: BaseConfig, path: Path, data: Path) -> None
     R is the smaller of T and `read`, the number of tokens that heads read, from the first on. After attention, the last layer
     computes only those tokens.
     """
-    arrays = _arrays(model)
     initializers, start = [], 0
-    with data.open("wb") as file:
-        for name, array in arrays.items():
-            file.seek(start)
-            file.write(array.tobytes())
-            initializers.append(_external(name, array, data.name, start))
-            start += -(-array.nbytes // PAGE) * PAGE
-    graph = helper.make_graph(
-        _nodes(config),
-        "bert",
-        [
-            *(helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "T"]) for name in ("ids", "mask")),
-            helper.make_tensor_value_info("read", TensorProto.INT64, [1]),
-        ],
-        [helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["B", "R", config.hidden_size])],
-        [*initializers, *(helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in SLICE.items())],
-    )
+    for name, array in _arrays(model).items():
+        tensor = numpy_helper.from_array(array, name)
+        set_external_data(tensor, data.name, start)
+        initializers.append(tensor)
+        start += -(-array.nbytes // PAGE) * PAGE
+    data.unlink(missing_ok=True)  # left by a call that was interrupted: weights are only appended
+    graph = parser.parse_graph(_graph_text(config))
+    slices = [helper.make_tensor(name, TensorProto.INT64, [1], [value]) for name, value in SLICE.items()]
+    graph.initializer.extend([*initializers, *slices])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
     onnx.save_model(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path), format="protobuf")
 
 
 def _arrays(model: WholeModel) -> dict[str, npt.NDArray[np.float32]]:
     """Return the weights by name. Matrices are transposed, because ONNX computes `x @ W`."""
-    state = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
     arrays = {}
-    for name, array in state.items():
-        is_product = array.ndim == 2 and "embeddings" not in name
-        arrays[name] = np.ascontiguousarray(array.T if is_product else array)
+    for name, tensor in model.state_dict().items():
+        is_product = tensor.ndim == 2 and "embeddings" not in name
+        arrays[name] = np.ascontiguousarray((tensor.T if is_product else tensor).float().numpy())
     return arrays
 
 
-def _external(name: str, array: npt.NDArray[np.float32], location: str, start: int) -> TensorProto:
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", start), ("length", array.nbytes)):
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
-
-
-def _nodes(config: BaseConfig) -> list[onnx.NodeProto]:
-    eps = config.layer_norm_eps
-    nodes = [
-        helper.make_node(
-            "EmbedLayerNormalization",
-            [
-                *("ids", "", "word_embeddings.weight", "body.position_embeddings.weight", ""),
-                *("body.merge_norm.weight", "body.merge_norm.bias", "mask"),
-            ],
-            ["state.0", "lengths"],
-            domain=MICROSOFT,
-            epsilon=eps,
-        )
-    ]
+def _graph_text(config: BaseConfig) -> str:
+    """Return the inputs, the output and the nodes of the graph in ONNX's text form."""
+    last = config.upper_layers - 1
+    layers = ""
     for index in range(config.upper_layers):
-        layer, layer_input = f"body.layers.{index}", f"state.{index}"
-        nodes.append(
-            helper.make_node(
-                "Attention",
-                [layer_input, f"{layer}.qkv.weight", f"{layer}.qkv.bias", "lengths"],
-                [f"{layer}.context"],
-                domain=MICROSOFT,
-                num_heads=config.num_heads,
-            )
-        )
-        context, output = f"{layer}.context", f"state.{index + 1}"
-        if index == config.upper_layers - 1:
-            for name in (context, layer_input):
-                nodes.append(helper.make_node("Slice", [name, "zero", "read", "tokens"], [f"{name}.read"]))
-            context, layer_input, output = f"{context}.read", f"{layer_input}.read", "hidden"
-        nodes += _after_attention(layer, context, layer_input, output, eps)
-    return nodes
-
-
-def _after_attention(layer: str, context: str, layer_input: str, output: str, eps: float) -> list[onnx.NodeProto]:
-    """Return the nodes of a layer after its attention: from `context`, the attention's output, and the layer's input."""
-
-    def product(source: str, weight: str, target: str) -> onnx.NodeProto:
-        return helper.make_node("MatMul", [source, f"{layer}.{weight}.weight"], [target])
-
-    def norm(skipped: str, source: str, bias: str, weight: str, target: str) -> onnx.NodeProto:
-        return helper.make_node(
-            "SkipLayerNormalization",
-            [source, skipped, f"{layer}.{weight}.weight", f"{layer}.{weight}.bias", f"{layer}.{bias}.bias"],
-            [target],
-            domain=MICROSOFT,
-            epsilon=eps,
-        )
-
-    middle = f"{output}.middle"
-    return [
-        product(context, "attention_out", f"{output}.attended"),
-        norm(layer_input, f"{output}.attended", "attention_out", "attention_norm", middle),
-        product(middle, "ffn_in", f"{output}.inner"),
-        helper.make_node(
-            "BiasGelu", [f"{output}.inner", f"{layer}.ffn_in.bias"], [f"{output}.activated"], domain=MICROSOFT
-        ),
-        product(f"{output}.activated", "ffn_out", f"{output}.out"),
-        norm(middle, f"{output}.out", "ffn_out", "ffn_norm", output),
-    ]
+        is_last, layer, state = index == last, f"body.layers.{index}", f"state.{index}"
+        read = ".read" if is_last else ""
+        names = {"layer": layer, "state": state, "eps": config.layer_norm_eps, "heads": config.num_heads}
+        names |= {"context": f"{layer}.context{read}", "skipped": state + read}
+        names["output"] = "hidden" if is_last else f"state.{index + 1}"
+        layers += (ATTENTION + (READ if is_last else "") + AFTER_ATTENTION).format(**names)
+    return f"""
+bert (int32[B, T] ids, int32[B, T] mask, int64[1] read) => (float[B, R, {config.hidden_size}] hidden) {{
+    "state.0", lengths = com.microsoft.EmbedLayerNormalization <epsilon = {config.layer_norm_eps}> (
+        ids, "", "word_embeddings.weight", "body.position_embeddings.weight", "",
+        "body.merge_norm.weight", "body.merge_norm.bias", mask)
+    {layers}
+}}
+"""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +46,7 @@ class PeerAnswer:
 Reply = Callable[[PeerAnswer | HplmError], None]
 
 
-@dataclass(frozen=True)
-class _PendingRequest:
+class _PendingRequest(NamedTuple):
     request: PeerRequest
     encoded: EncodedText
     reply: Reply
@@ -135,8 +135,7 @@ class PeerStage:
 
 
 def _reply_all(batch: list[_PendingRequest], logits: list[Logits]) -> None:
-    for pending, text_logits in zip(batch, logits, strict=True):
-        tenant, encoded = pending.request.tenant, pending.encoded
-        task = task_named(tenant.card.task)
-        spans, label_logits = task.decode(text_logits, tenant.card.labels, encoded.tokens, tenant.head.transitions)
-        pending.reply(PeerAnswer(spans, label_logits, encoded.truncated))
+    for (request, encoded, reply), text_logits in zip(batch, logits, strict=True):
+        card, transitions = request.tenant.card, request.tenant.head.transitions
+        spans, label_logits = task_named(card.task).decode(text_logits, card.labels, encoded.tokens, transitions)
+        reply(PeerAnswer(spans, label_logits, encoded.truncated))

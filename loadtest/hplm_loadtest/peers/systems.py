@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,11 +20,11 @@ from hplm.models.device import choose_device, choose_dtype, count_cores
 from hplm.triton.launcher.instances import with_instances
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, copy_repository
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
 from hplm_loadtest.peers import onnx_graph, whole_model
-from hplm_loadtest.peers.model_writer import write_models
-from hplm_loadtest.peers.repository import serve_peer, write_repository
+from hplm_loadtest.peers.repository import serve_peer, write_models, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
 from hplm_loadtest.peers.whole_model import file_bytes, whole_config
@@ -33,14 +32,8 @@ from hplm_loadtest.workloads.texts import texts_of_kind
 
 Shape = Literal["minilm", "bert-base"]
 SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
-# The peer backend's system, and whether it reads model files past the page cache.
-PEERS: dict[SystemName, tuple[Peer, bool]] = {
-    "dedicated": ("dedicated", False),
-    "dedicated-disk": ("dedicated", True),
-    "shared": ("shared", False),
-    "adapter": ("adapter", False),
-    "onnxruntime": ("onnxruntime", False),
-}
+# The systems with a whole model for each tenant.
+WHOLE_MODELS: tuple[SystemName, ...] = ("dedicated", "dedicated-disk", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -124,12 +117,12 @@ class Systems:
             return
         if self._device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
-        system, from_disk = PEERS[name]
+        system: Peer = "dedicated" if name == "dedicated-disk" else name
         is_onnx = system == "onnxruntime"
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if self._dtype == torch.bfloat16 else "float32"
         files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else f"{dtype}-{whole_model.FORMAT}"
         weights = self._fleet.folder / "peers" / files
-        is_dedicated = system in ("dedicated", "onnxruntime")
+        is_dedicated = name in WHOLE_MODELS
         count = write_models(
             weights,
             self._config,
@@ -145,14 +138,11 @@ class Systems:
             self.settings |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
         if system == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
-            self.settings |= {
-                "dedicated_model_mb": model_mb,
-                "dedicated_resident": int(self._limits.budget_mb / model_mb),
-            }
+            resident = int(self._limits.budget_mb / model_mb)
+            self.settings |= {"dedicated_model_mb": model_mb, "dedicated_resident": resident}
             if self._device.type == "cpu":
-                self.settings["dedicated_beside"] = (
-                    "models that stay are packed for oneDNN in memory that budget_mb does not count"
-                )
+                beside = "models that stay are packed for oneDNN in memory that budget_mb does not count"
+                self.settings["dedicated_beside"] = beside
         settings = PeerSettings(
             system=system,
             store=str((self._fleet.folder / "store").resolve()),
@@ -160,7 +150,7 @@ class Systems:
             weights=str(weights.resolve()),
             budget_mb=self._limits.budget_mb,
             host_cache_mb=self._limits.budget_mb if is_dedicated else self._cache_mb,
-            from_disk=from_disk,
+            from_disk=name == "dedicated-disk",
             # The fleet's tenants may have wider adapters than usual.
             reduction_factor=self._fleet.upper.reduction_factor,
             num_threads=self._limits.num_threads if is_dedicated else 1,
@@ -174,8 +164,7 @@ class Systems:
 
     def processes(self, name: SystemName) -> int:
         """Return the number of a system's computing processes, each with its own memory for tenants."""
-        is_of_whole_models = name != "hbert" and PEERS[name][0] in ("dedicated", "onnxruntime")
-        return 1 if is_of_whole_models else self._limits.num_threads
+        return 1 if name in WHOLE_MODELS else self._limits.num_threads
 
     def start(self, name: SystemName) -> TritonServer:
         """Start a system's server. The caller waits until the server is ready."""
@@ -194,24 +183,19 @@ class Systems:
 
         The tenants' host cache has the memory of a peer's models.
         """
-        shutil.copytree(self._fleet.models, target)
+        # The look-up stage also computes, for new text. Each of the two stages has one thread.
+        look_up = {"num_threads": 1, "device": self._device.type}
+        num_slots = slots_of(self._fleet.upper)
+        upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
+        copy_repository(self._fleet.models, target, StageSettings(look_up, upper))
         # A GPU computes the upper layers faster than one look-up process can prepare batches.
         look_ups = self._limits.num_threads if self._device.type == "cuda" else 1
         for role, count in ((LOOK_UP.name, look_ups), (ENCODE.name, self._limits.num_threads)):
             config = target / role / "config.pbtxt"
             config.write_text(with_instances(config.read_text(), count))
-        self.settings["hbert_look_up_processes"] = look_ups
-        # The look-up stage also computes, for new text. Each of the two stages has one thread.
-        look_up = {"num_threads": 1, "device": self._device.type}
-        num_slots = slots_of(self._fleet.upper)
-        upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
         self.settings |= {
+            "hbert_look_up_processes": look_ups,
             "hbert_look_up_threads": look_up["num_threads"],
             "hbert_look_up_device": look_up["device"],
             "hbert_num_slots": upper["num_slots"],
         }
-        for role, changes in ((LOOK_UP.name, look_up), (ENCODE.name, upper)):
-            path = target / role / "1" / "settings.json"
-            values = json.loads(path.read_text())
-            values |= {"store": str((self._fleet.folder / "store").resolve()), **changes}
-            path.write_text(json.dumps(values, indent=2) + "\n")

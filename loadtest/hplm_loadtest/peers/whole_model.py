@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +23,7 @@ from hplm.engine.kernels.adapt import UNCHANGED
 from hplm.engine.kernels.onednn import can_pack
 from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
-from hplm.errors import ConfigError, CorruptArtifactError
+from hplm.errors import ConfigError, CorruptArtifactError, MissingArtifactError
 from hplm.models.device import CPU
 from hplm.models.layers import UpperLayers, equal_runs, layer_weights
 from hplm.tasks.task import Logits
@@ -111,41 +112,37 @@ def write_model(model: WholeModel, path: Path) -> None:
         file.truncate(total)
 
 
+def model_files(folder: Path) -> list[Path]:
+    """Return the model files of a folder, sorted. Raises MissingArtifactError if there are none."""
+    files = sorted([*folder.glob("model-*.bin"), *folder.glob("model-*.onnx")])
+    if not files:
+        raise MissingArtifactError(f"no models in {folder}; the benchmark that serves them writes them")
+    return files
+
+
+def model_file_of(tenant: str, files: list[Path]) -> Path:
+    """Return the file of a tenant's model. Tenants with consecutive numbers at the end of their names get different files."""
+    digits = tenant[len(tenant.rstrip("0123456789")) :]
+    return files[(int(digits) if digits else zlib.crc32(tenant.encode())) % len(files)]
+
+
 def file_bytes(config: BaseConfig, dtype: torch.dtype) -> int:
     """Return the bytes of a model in a file and in memory."""
     with torch.device("meta"):
         return _layout(stored_as(WholeModel(config), dtype))[1]
 
 
-class _HostMemory:
-    """Memory for all bytes of a model, as the tensor `flat`.
+def _host_memory(num_bytes: int) -> Tensor:
+    """Return memory for all bytes of a model.
 
-    The constructor touches every page and uses large pages if the system has them, so that the first load is as fast as later
-    loads.
+    Every page is touched, and pages are large if the system has such pages, so that the first load is as fast as later loads.
     """
-
-    def __init__(self, num_bytes: int) -> None:
-        self._memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        np.frombuffer(self._memory, dtype=np.uint8)[::ALIGNMENT] = 0
-        self.flat = torch.frombuffer(self._memory, dtype=torch.uint8)
-
-    def fill(self, handle: int) -> None:
-        """Read an open file into the memory."""
-        _read(handle, memoryview(self._memory), 0)
-
-
-class _DeviceMemory:
-    """Memory on a GPU for all bytes of a model, as the tensor `flat`."""
-
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        self.flat = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        self._loader = _loader_of(device)
-
-    def fill(self, handle: int) -> None:
-        """Read an open file into the memory. The copy is complete when this returns."""
-        self._loader.load(handle, self.flat)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    flat = torch.frombuffer(memory, dtype=torch.uint8)
+    flat[::ALIGNMENT] = 0
+    return flat
 
 
 class _DeviceLoader:
@@ -158,7 +155,7 @@ class _DeviceLoader:
         self._copied = [torch.cuda.Event(blocking=True) for _ in self._pieces]
 
     def load(self, handle: int, flat: Tensor) -> None:
-        """Load a whole file. Files are loaded one at a time."""
+        """Load a whole file; the copy is complete when this returns. Files are loaded one at a time."""
         for number, start in enumerate(range(0, len(flat), PIECE_BYTES)):
             piece, copied = self._pieces[number % 2], self._copied[number % 2]
             size = min(PIECE_BYTES, len(flat) - start)
@@ -201,9 +198,11 @@ class PreallocatedModel:
             self.model = stored_as(WholeModel(config), dtype)
         parts, self.num_bytes = _layout(self.model)
         self._device = device
-        self._memory = _HostMemory(self.num_bytes) if device.type == "cpu" else _DeviceMemory(self.num_bytes, device)
-        flat = self._memory.flat
-        state = {p.name: flat[p.start : p.start + p.length].view(p.dtype).view(p.shape) for p in parts}
+        if device.type == "cpu":
+            self._flat = _host_memory(self.num_bytes)
+        else:
+            self._flat = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
+        state = {p.name: self._flat[p.start : p.start + p.length].view(p.dtype).view(p.shape) for p in parts}
         self.model.load_state_dict(state, assign=True)
         self._dtype = dtype
         self._batches = 0
@@ -221,7 +220,10 @@ class PreallocatedModel:
             size = os.fstat(handle).st_size
             if size != self.num_bytes:
                 raise CorruptArtifactError(f"{path} has {size} bytes, a model of this shape has {self.num_bytes}")
-            self._memory.fill(handle)
+            if self._device.type == "cpu":
+                _read(handle, self._flat.numpy().data, 0)
+            else:
+                _loader_of(self._device).load(handle, self._flat)
         finally:
             os.close(handle)
         self._batches, self._layers = 0, self._in_place

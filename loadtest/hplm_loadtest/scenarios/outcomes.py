@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ LATE_S = 0.020  # a request sent later than this after its planned time is late
 KEPT_UP_SHARE = 0.99  # share of requests that must not be late, or the generator fell behind
 SLOW_S = 1.0  # a server that takes longer for half of its answers has a backlog: an answer takes milliseconds
 BUSY_SHARE = 0.9  # share of one core from which the generator, with one running thread, has no time left
+TIMES = ("planned_s", "sent_s", "done_s")  # the columns of a run in seconds from its start
 _STATUS = {leaf.code: leaf.status for leaf in leaves()}
 
 
@@ -62,14 +64,13 @@ class Run:
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> Run:
         """Return the requests where `chosen` `[k]` is true."""
-        codes = [code for code, is_chosen in zip(self.codes, chosen, strict=True) if is_chosen]
-        planned_s, sent_s, done_s = (column[chosen] for column in (self.planned_s, self.sent_s, self.done_s))
-        return Run(self.duration_s, planned_s, sent_s, done_s, codes, self.deadlines_s[chosen])
+        columns = {name: getattr(self, name)[chosen] for name in (*TIMES, "deadlines_s")}
+        return Run(self.duration_s, codes=list(compress(self.codes, chosen)), **columns)
 
     def between(self, start_s: float, end_s: float) -> Run:
         """Return the requests planned between two times, as a run of that time alone."""
         part = self.select((self.planned_s >= start_s) & (self.planned_s < end_s))
-        times = {column: getattr(part, column) - start_s for column in ("planned_s", "sent_s", "done_s")}
+        times = {name: getattr(part, name) - start_s for name in TIMES}
         return replace(part, duration_s=end_s - start_s, **times)
 
     @property
@@ -128,10 +129,9 @@ class Run:
         Left out are refused requests, requests not sent because 768 were under way, and requests lost later than `SLOW_S`. A
         request that is lost sooner found no server.
         """
-        timed_out = (self.done_s - self.sent_s > SLOW_S) & np.array(
-            [code == UnreachableError.code for code in self.codes]
-        )
-        left_out = self.kinds["refused"] + self.codes.count(NOT_SENT) + np.count_nonzero(timed_out)
+        is_unreachable = np.array([code == UnreachableError.code for code in self.codes])
+        timed_out = np.count_nonzero(is_unreachable & (self.done_s - self.sent_s > SLOW_S))
+        left_out = self.kinds["refused"] + self.codes.count(NOT_SENT) + timed_out
         return bool(left_out > (1 - KEPT_UP_SHARE) * len(self))
 
     @property
@@ -163,8 +163,7 @@ class Run:
 
     def answered_within(self, limit_s: Seconds | float) -> npt.NDArray[np.bool_]:
         """Return which requests were answered at most `limit_s` after their planned time: `[k]`. NaN is no limit."""
-        late = self.done_s - self.planned_s > limit_s
-        return self.answered & ~late
+        return self.answered & ~(self.done_s - self.planned_s > limit_s)
 
     def utility_per_s(self, lengths: npt.NDArray[np.int64], limit_s: Seconds | float) -> float:
         """Return the sum of 1 / length over the requests answered within `limit_s`, per second of the plan (TCB eq. 9)."""
@@ -265,7 +264,7 @@ def joined(parts: Sequence[tuple[float, Run]]) -> Run:
     runs = [run for _, run in parts]
     times = {
         column: np.concatenate([getattr(run, column) + offset_s for offset_s, run in zip(offsets_s, runs, strict=True)])
-        for column in ("planned_s", "sent_s", "done_s")
+        for column in TIMES
     }
     return Run(
         max(offset_s + run.duration_s for offset_s, run in zip(offsets_s, runs, strict=True)),

@@ -10,16 +10,11 @@ from typing import Any
 from hplm.reporting.benchmark_result import Goal
 from hplm_loadtest.scenarios.outcomes import KEPT_UP_SHARE, Run
 
-
-def _sum_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    return dict(sum(map(Counter, counts), Counter()))
-
-
 # How the rounds of a column become one value; every other column has the median. A loss in one round counts, and so does
 # one round in which the generator fell behind.
 COMBINE: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("requests", "refused", "failed", "lost"), sum),
-    "errors": _sum_counts,
+    "errors": lambda counts: dict(sum(map(Counter, counts), Counter())),
     "kept_up": min,
     "lag_p99_ms": max,
 }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
 
 import numpy as np
 
+from hplm.reporting.benchmark_result import plain
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.workloads.load_plan import Requests
@@ -32,6 +35,16 @@ def enough_requests(rate_per_s: float, duration_s: float, in_flight: int) -> int
     them that are cut at both ends.
     """
     return int(rate_per_s * duration_s) + 3 * in_flight
+
+
+def rate_columns(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the columns of closed loops of several rounds: see `steady_rate`."""
+    rates, left_out = zip(*map(steady_rate, runs), strict=True)
+    return {
+        "requests_per_s": median(rates),
+        "spread": f"{plain(min(rates))}-{plain(max(rates))}",
+        "start_left_out": all(left_out),
+    }
 
 
 def steady_rate(run: Run) -> tuple[float, bool]:

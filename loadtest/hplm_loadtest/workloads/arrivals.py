@@ -44,8 +44,15 @@ class Arrivals(Protocol):
         """Draw the arrival times of one run."""
 
 
+class _AtMeanRate:
+    rate_per_s: float
+
+    def expected_count(self, duration_s: float) -> float:
+        return self.rate_per_s * duration_s
+
+
 @dataclass(frozen=True)
-class PoissonArrivals:
+class PoissonArrivals(_AtMeanRate):
     """Independent arrivals at a constant mean rate."""
 
     rate_per_s: float
@@ -56,15 +63,12 @@ class PoissonArrivals:
     def __str__(self) -> str:
         return f"{plain(self.rate_per_s)} requests/s, independent of each other (Poisson)"
 
-    def expected_count(self, duration_s: float) -> float:
-        return self.rate_per_s * duration_s
-
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         return np.sort(rng.uniform(0.0, duration_s, rng.poisson(self.expected_count(duration_s))))
 
 
 @dataclass(frozen=True)
-class GammaArrivals:
+class GammaArrivals(_AtMeanRate):
     """Gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, 4 is bursty (AlpaServe 6.2)."""
 
     rate_per_s: float
@@ -75,9 +79,6 @@ class GammaArrivals:
 
     def __str__(self) -> str:
         return f"{plain(self.rate_per_s)} requests/s, gaps with a coefficient of variation of {self.cv:g} (gamma)"
-
-    def expected_count(self, duration_s: float) -> float:
-        return self.rate_per_s * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         shape = 1.0 / self.cv**2
@@ -182,7 +183,7 @@ class BurstArrivals:
 
 
 @dataclass(frozen=True)
-class TraceArrivals:
+class TraceArrivals(_AtMeanRate):
     """Arrivals of a recorded trace, rescaled to the mean rate `rate_per_s`.
 
     The file is CSV with a column TIMESTAMP, such as Azure's traces of LLM inference. Time stamps are dates or numbers, such as
@@ -203,9 +204,6 @@ class TraceArrivals:
 
     def __str__(self) -> str:
         return f"{self.path.name} at {plain(self.rate_per_s)} requests/s, burstiness {self.burstiness:g}"
-
-    def expected_count(self, duration_s: float) -> float:
-        return self.rate_per_s * duration_s
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         gaps = _gaps(self.path) ** self.burstiness

@@ -28,11 +28,11 @@ def texts_of_kind(kind: str, models: Path) -> list[str]:
     """
     if kind == "pool":
         return pool_texts(models)
+    sentences = wikipedia_sentences(200) if kind in ("unseen", "shuffled") else []
     if kind == "unseen":
-        return wikipedia_sentences(200)
+        return sentences
     if kind == "shuffled":
         rng = np.random.default_rng(0)
-        sentences = wikipedia_sentences(200)
         return [" ".join(rng.permutation(text.split())) for text in sentences for _ in range(ORDERS_PER_SENTENCE)]
     if kind == "examples":
         # Imported here, as in `mean_tokens`, because reading a store imports torch.

@@ -20,10 +20,8 @@ from hplm_client import Client
 from hplm_loadtest.benchmarks.serving import memory, throughput_by_tenants
 from hplm_loadtest.peers import systems
 from hplm_loadtest.peers.engines import DedicatedEngine, in_every_layer
-from hplm_loadtest.peers.model_files import model_file_of, model_files
 from hplm_loadtest.peers.model_swapping import Resident, SwapWorker, model_to_evict
-from hplm_loadtest.peers.model_writer import write_models
-from hplm_loadtest.peers.repository import serve_peer, write_repository
+from hplm_loadtest.peers.repository import serve_peer, write_models, write_repository
 from hplm_loadtest.peers.settings import PeerSettings, System
 from hplm_loadtest.peers.systems import Limits, SystemName, Systems, open_fleet
 from hplm_loadtest.peers.whole_model import (
@@ -31,6 +29,8 @@ from hplm_loadtest.peers.whole_model import (
     PeerRequest,
     PreallocatedModel,
     make_seeded_model,
+    model_file_of,
+    model_files,
     stored_as,
     whole_config,
 )
@@ -307,8 +307,8 @@ def test_memory_goals_are_read_from_the_largest_row() -> None:
 def test_the_memory_of_a_server_counts_its_own_process() -> None:
     found = memory.server_memory(os.getpid())
     assert list(found) == ["tritonserver"]
-    assert sum(part.pss for part in found.values()) > 10**7
-    assert all(part.pss <= part.rss for part in found.values())
+    assert sum(part["pss"] for part in found.values()) > 10**7
+    assert all(part["pss"] <= part["rss"] for part in found.values())
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_the_quickstart_makes_a_tenant_that_answers(served: Served) -> None:
 
 def test_hplm_predict_reads_lines_and_prints_json(served: Served) -> None:
     url = served.ports.grpc_url
-    lines = "WINNER!! TenantFiles your free prize now, call 09061701461\\n\\nSee you at home, I will cook dinner.\\n"
+    lines = "WINNER!! Claim your free prize now, call 09061701461\\n\\nSee you at home, I will cook dinner.\\n"
     command = f"printf '{lines}' | hplm predict -t spam --json --url {url}"
     answers = [json.loads(line) for line in served.run(command).splitlines()]
     assert [answer["label"] for answer in answers] == ["spam", "ham"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hplm.errors import ConfigError
-from hplm_builder.tenants.finetune import TrainSettings
 
 # Factors of a variant's own learning rate. Each grid of rates is a range of these.
 LADDER = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -58,17 +58,6 @@ class Budget:
                 break
         return grid()
 
-    def train_settings(self, seed: int, rate: float, pooling: str) -> TrainSettings:
-        """Return the settings of one run. Raises ConfigError."""
-        return TrainSettings(
-            epochs=self.epochs,
-            learning_rates=(rate,),
-            batch_examples=self.batch_examples,
-            pooling=pooling,
-            seed=seed,
-            patience=self.patience,
-        )
-
 
 # `cpu` keeps six tasks, five methods and three seeds within three hours on two cores, as docs/quality.md measured.
 # `full` trains for 15 epochs over a grid of two decades, as HMI 7.1 does.
@@ -85,9 +74,5 @@ def budget_of(
     """Return a budget by name, with the options that are given in place of its own. Raises ConfigError."""
     if name not in BUDGETS:
         raise ConfigError(f"--budget is one of {', '.join(BUDGETS)}, got {name!r}")
-    budget = BUDGETS[name]
-    if examples is not None:
-        budget = replace(budget, most_train=examples)
-    if search_every_seed is not None:
-        budget = replace(budget, search_every_seed=search_every_seed)
-    return budget if epochs is None else replace(budget, epochs=epochs)
+    options: dict[str, Any] = {"most_train": examples, "epochs": epochs, "search_every_seed": search_every_seed}
+    return replace(BUDGETS[name], **{key: value for key, value in options.items() if value is not None})

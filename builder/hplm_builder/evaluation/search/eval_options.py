@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from hplm.models import base as bases
 from hplm.models.device import choose_device
 from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import with_shared
 from hplm.reporting.progress import bar_report, progress_bars
+from hplm.store.layout import Store
 from hplm_builder.cli.options import DEFAULT_STORE, StoreOption
 from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.evaluation.search.budget import Budget, budget_of
@@ -24,10 +26,10 @@ from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
 from hplm_builder.evaluation.search.finished_runs import BestRuns
 from hplm_builder.evaluation.search.run_store import RunStore
 from hplm_builder.evaluation.search.search_loop import search
-from hplm_builder.evaluation.search.study import Study
+from hplm_builder.evaluation.search.served_domain import ServedDomain
+from hplm_builder.evaluation.search.study import Study, Variant
 from hplm_builder.evaluation.search.summary import training_summary
 from hplm_builder.evaluation.search.time_estimate import estimate
-from hplm_builder.evaluation.search.variants import Variant
 
 SEEDS = (0, 1, 2)
 
@@ -89,13 +91,18 @@ class EvalOptions:
             torch.set_num_threads(self.threads)
         return read_tasks(self.data or (), self.root), budget, choose_device(self.device)
 
+    def served(self, base: str, domain: str, miss: str = "compute") -> ServedDomain:
+        """Open a base of --store, with a PLOT or domain for the features. Raises ConfigError, ArtifactError."""
+        store = Store.at(self.store)
+        return ServedDomain(store, bases.load(store.base(base)), domain, miss)
+
     def study(
         self, tasks: Sequence[EvalTask], variants: Sequence[Variant], budget: Budget, device: torch.device
     ) -> Study:
         """Return the study with the given seeds; the default is three seeds, or one with --quick."""
         seeds = tuple(self.seed) if self.seed else SEEDS[: 1 if budget.name == "quick" else None]
         study = Study(tasks, variants, budget, seeds, self.pooled, device)
-        budget.train_settings(seeds[0], variants[0].rate, self.pooled)  # raises now if a setting is wrong
+        study.train_settings(seeds[0], variants[0].rate)  # raises now if a setting is wrong
         return study
 
     def run(

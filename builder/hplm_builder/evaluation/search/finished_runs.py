@@ -9,8 +9,7 @@ from typing import Any
 
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
-from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.variants import Variant
+from hplm_builder.evaluation.search.study import Study, Variant
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,9 @@ class FinishedRuns:
     def run(self, task: EvalTask, variant: Variant, seed: int, rate: float) -> RunResult | None:
         """Return a finished run, None if it is not finished. Raises DataError."""
         key = RunKey(task.name, variant.name, seed, rate)
-        if key not in self._runs:
-            result = self._store.read(key, self.about(task, variant))
-            if result is None:
-                return None
+        if key not in self._runs and (result := self._store.read(key, self.about(task, variant))):
             self._runs[key] = result
-        return self._runs[key]
+        return self._runs.get(key)
 
     def wanted(self, task: EvalTask, variant: Variant) -> list[RunKey]:
         """Return the runs that are known to be needed. Seeds without a search wait for the rate that the first seed's finds."""
@@ -75,12 +71,11 @@ class FinishedRuns:
 
     def best(self, task: EvalTask, variant: Variant) -> list[BestRun]:
         """Return each seed's best run, once all wanted runs are finished."""
-        searched = [self._best(task, variant, seed) for seed in self._study.searched_seeds]
-        runs = [best for best in searched if best is not None]
-        first = runs[0]
-        for seed in self._study.seeds[len(searched) :]:
-            run = self.run(task, variant, seed, first.rate)
-            runs.append(replace(first, seed=seed, run=run if run is not None and run.dev is not None else None))
+        study = self._study
+        runs = [best for seed in study.searched_seeds if (best := self._best(task, variant, seed)) is not None]
+        for seed in study.seeds[len(study.searched_seeds) :]:
+            run = self.run(task, variant, seed, runs[0].rate)
+            runs.append(replace(runs[0], seed=seed, run=run if run is not None and run.dev is not None else None))
         return runs
 
     def total(self, task: EvalTask, variant: Variant) -> int:

@@ -1,10 +1,9 @@
-"""The model that a base was converted from: its hidden states as features, and what trains above them."""
+"""The model that a base was converted from, with its hidden states as features."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,19 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hplm.adapters.packed import Place
-from hplm.core.settings import REDUCTION_FACTOR
 from hplm.core.text import EncodedText
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import CPU, computing_in
 from hplm.models.layers import OriginalEncoder
 from hplm_builder.convert.original import base_config, load_original
-from hplm_builder.evaluation.search.eval_task import EvalTask
-from hplm_builder.evaluation.search.variants import FeatureSource, MakeBody
-from hplm_builder.tenants.bodies import ADAPTER_AT, FullModel, HeadModel, OriginalUpper, adapter_body, fastest_format
+from hplm_builder.tenants.bodies import fastest_format
 from hplm_builder.tenants.prepared import Featurise
-from hplm_builder.tenants.tenant_build import token_ids
 
 
 @dataclass(frozen=True)
@@ -65,36 +59,10 @@ class OriginalModel:
             digest.update(name.encode() + value.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def token_ids(self) -> FeatureSource:
-        return FeatureSource("tokens", lambda task, report: token_ids)
-
-    def last_states(self) -> FeatureSource:
-        """Return the source of the model's last hidden states."""
-        return FeatureSource("original-last", lambda task, report: self._states(len(self.model.layers)))
-
-    def cut_states(self) -> FeatureSource:
-        """Return the source of the hidden states below the base's upper layers."""
-        return FeatureSource(
-            "original-cut", lambda task, report: self._states(len(self.model.layers) - self.base.config.upper_layers)
-        )
-
-    def full_body(self, task: EvalTask) -> MakeBody:
-        """Return a body in which the whole model trains."""
-        return lambda: FullModel(copy.deepcopy(self.model))
-
-    def adapter_body(
-        self, at: Place = ADAPTER_AT, reduction_factor: int = REDUCTION_FACTOR
-    ) -> Callable[[EvalTask], MakeBody]:
-        """Return a body of adapters in the model's own frozen upper layers."""
-        return lambda task: adapter_body(OriginalUpper.of(self.model), reduction_factor, device=self.device, at=at)
-
-    def head_body(self, task: EvalTask) -> MakeBody:
-        """Return a body without layers: only the head trains."""
-        return HeadModel
-
-    def _states(self, layers: int) -> Featurise:
+    def states_below(self, upper_layers: int) -> Featurise:
+        """Return a function that computes the model's hidden states below its last `upper_layers` layers."""
         part = copy.deepcopy(self.model).to(self.device)
-        part.layers = part.layers[:layers]
+        part.layers = part.layers[: len(part.layers) - upper_layers]
 
         def featurise(encoded: list[EncodedText]) -> list[Tensor]:
             # Sorted, because texts of equal length go through attention together.

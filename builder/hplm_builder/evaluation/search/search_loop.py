@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from rich.progress import Progress
 
@@ -11,13 +12,11 @@ from hplm.errors import ConfigError
 from hplm.reporting.progress import Report
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.evaluation.search.eval_task import EvalTask
-from hplm_builder.evaluation.search.feature_cache import FeatureCache
 from hplm_builder.evaluation.search.finished_runs import BestRuns, FinishedRuns
 from hplm_builder.evaluation.search.run_store import BusyError, RunKey, RunResult, RunStore
-from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.variants import MakeBody, Variant
+from hplm_builder.evaluation.search.study import MakeBody, Study, Variant
 from hplm_builder.tenants.finetune import fine_tune
-from hplm_builder.tenants.prepared import Prepared
+from hplm_builder.tenants.prepared import Featurise, Prepared, counted, prepare
 from hplm_builder.tenants.pseudo_labels import pseudo_labelled
 
 POLL_S = 1.0  # seconds between looks for the runs that other processes do
@@ -35,6 +34,41 @@ def search(study: Study, store: RunStore, run_s: Mapping[tuple[str, str], float]
     total = sum(loop.finished.total(task, variant) for task, variant in study.pairs())
     progress.console.print(f"{loop.done_here} of {total} runs were done by this process", highlight=False)
     return {(task.name, variant.name): loop.finished.best(task, variant) for task, variant in study.pairs()}
+
+
+class FeatureCache:
+    """The features of one task from one source, which the next run most likely needs; they can take a gigabyte."""
+
+    def __init__(self) -> None:
+        self._source: tuple[str, str] | None = None
+        self._featurise: Featurise | None = None
+        self._parts: dict[tuple[str, int | None], list[Prepared]] = {}
+
+    def parts(
+        self, task: EvalTask, variant: Variant, data: LabelledData, seed: int, report: Report
+    ) -> dict[str, list[Prepared]]:
+        """Return features by part of `data`: train, dev, test, and unlabelled if it has any. Raises DataError.
+
+        `data` is the sample of the task that a budget takes with `seed`.
+        """
+        encoder = variant.base.load_text_encoder()
+        if self._source != (task.name, variant.source.name):
+            self._parts = {}
+            self._featurise = variant.source.open(task, report)
+            self._source = task.name, variant.source.name
+        wanted = data.labelled | ({"unlabelled": data.unlabelled} if data.unlabelled else {})
+        # The test part, and a part that a budget takes whole, are the same for every seed.
+        keys = {
+            name: (name, None if name == "test" or part is task.data.labelled.get(name) else seed)
+            for name, part in wanted.items()
+        }
+        self._parts = {key: part for key, part in self._parts.items() if key in keys.values()}
+        missing = {name: part for name, part in wanted.items() if keys[name] not in self._parts}
+        tick = counted("features", sum(map(len, missing.values())), report)
+        assert self._featurise is not None
+        for name, part in missing.items():
+            self._parts[keys[name]] = prepare(part, data, encoder, self._featurise, tick)
+        return {name: self._parts[key] for name, key in keys.items()}
 
 
 class _SearchLoop:
@@ -61,13 +95,11 @@ class _SearchLoop:
         done_elsewhere = 0
         for task, variant in self._study.pairs():
             while keys := self.finished.open(task, variant):
-                try:
-                    has_run = any(self._try_run(task, variant, key) for key in keys)
-                except BusyError:
-                    has_run = False
-                if not has_run:
-                    done_elsewhere += len(keys)
-                    break
+                with suppress(BusyError):
+                    if any(self._try_run(task, variant, key) for key in keys):
+                        continue
+                done_elsewhere += len(keys)
+                break
         self._show_overall(self._finished_s())
         if done_elsewhere:
             words = f"waiting for {done_elsewhere} runs of other processes"
@@ -102,9 +134,8 @@ class _SearchLoop:
 
         features = self._features.parts(task, variant, data, key.seed, report)
         if (task.name, variant.name) not in self._bodies:
-            self._bodies = {
-                (task.name, variant.name): variant.body(task)
-            }  # only the body in use, because each is a model
+            # Only the body in use is kept, because each is a model.
+            self._bodies = {(task.name, variant.name): variant.body(task)}
         settings = study.train_settings(key.seed, key.rate)
         parts = features["train"], features["dev"], features["test"]
         start_s = time.monotonic()

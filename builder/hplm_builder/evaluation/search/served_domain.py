@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from hplm.core.settings import Quantization
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError
@@ -18,7 +20,7 @@ from hplm.plot import table as tables
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.evaluation.search.eval_task import EvalTask
-from hplm_builder.evaluation.search.variants import FeatureSource, MakeBody
+from hplm_builder.evaluation.search.study import RATES, FeatureSource, MakeBody, Variant, hbert_body, with_adapters
 from hplm_builder.export.register import lineage_of
 from hplm_builder.tenants.bodies import ConvertedModel, Half
 from hplm_builder.tenants.prepared import Featurise
@@ -55,6 +57,11 @@ class ServedDomain:
     def lookup(self) -> OpenDomain:
         """The open tables. They are opened when features are first needed."""
         return open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
+
+    def adapter_variant(self, name: str, device: torch.device, **about: Any) -> Variant:
+        """Return a variant of adapters over the domain, as served. `about`: what its results depend on besides `self.about`."""
+        results_of = with_adapters(lambda task: {**self.about(), **about})
+        return Variant(name, self.base, self.source, hbert_body(self.base, device), RATES["hbert"], results_of)
 
     def about(self, task: EvalTask | None = None) -> dict[str, Any]:
         """Return what the features depend on, in JSON values; the same for every task."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any, TypeVar
-
-import numpy as np
 
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.finished_runs import BestRun, BestRuns
@@ -19,22 +17,10 @@ AVERAGE = "average"
 Model = TypeVar("Model")
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The mean of one score per seed, and its sample standard deviation, None for fewer than two seeds."""
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of `values`; the mean is NaN if there is no value."""
-        if not values:
-            return cls(math.nan, None)
-        return cls(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None)
-
-    def columns(self, name: str) -> Row:
-        return {name: self.mean, **({"spread": self.deviation} if self.deviation is not None else {})}
+def mean_and_spread(name: str, values: Sequence[float]) -> Row:
+    """Return the mean of one score per seed, NaN without seeds, and `spread`, the deviation of a sample of two or more."""
+    row = {name: fmean(values) if values else math.nan}
+    return {**row, "spread": stdev(values)} if len(values) > 1 else row
 
 
 def result_rows(study: Study, best: BestRuns, column: str = "method") -> list[Row]:
@@ -43,22 +29,20 @@ def result_rows(study: Study, best: BestRuns, column: str = "method") -> list[Ro
     `test` and `dev` are the task's metric, from 0 to 1. `at_end` counts the seeds whose rate is at an end of the grid.
     `test_by_seed` is in the order of the study's seeds, without the seeds that diverged, which `diverged` counts.
     """
-    rows = [_row(task, name, best[task.name, name], column) for task in study.tasks for name in _names(study)]
+    names = [variant.name for variant in study.variants]
+    rows = [_row(task, name, best[task.name, name], column) for task in study.tasks for name in names]
     if len(study.tasks) > 1:
-        rows += [_average(study, best, name, column) for name in _names(study)]
+        rows += [_average(study, best, name, column) for name in names]
     return rows
-
-
-def _names(study: Study) -> list[str]:
-    return [variant.name for variant in study.variants]
 
 
 def _row(task: EvalTask, name: str, best_runs: Sequence[BestRun], column: str) -> Row:
     runs = [best.run for best in best_runs if best.run is not None]
     tests = [run.test for run in runs if run.test is not None]
-    row: Row = {"task": task.name, "metric": task.metric, column: name, **Spread.of(tests).columns("test")}
+    devs = [run.dev for run in runs if run.dev is not None]
+    row: Row = {"task": task.name, "metric": task.metric, column: name, **mean_and_spread("test", tests)}
     row |= {
-        "dev": Spread.of([run.dev for run in runs if run.dev is not None]).mean,
+        "dev": mean_and_spread("dev", devs)["dev"],
         "learning_rates": {f"{rate:g}": count for rate, count in Counter(best.rate for best in best_runs).items()},
         "at_end": sum(best.at_end for best in best_runs),
         "best_epochs": [run.best_epoch for run in runs],
@@ -75,9 +59,9 @@ def _average(study: Study, best: BestRuns, name: str, column: str) -> Row:
         task.name: [best_run.run.test if best_run.run else None for best_run in best[task.name, name]]
         for task in study.tasks
     }
-    means = [float(np.mean(scores)) for scores in complete_seeds(tests)]
-    averaged = Spread.of(means).columns("test")
-    return {"task": AVERAGE, column: name, **averaged, "test_by_seed": [round(mean, 4) for mean in means]}
+    means = [fmean(scores) for scores in complete_seeds(tests)]
+    by_seed = [round(mean, 4) for mean in means]
+    return {"task": AVERAGE, column: name, **mean_and_spread("test", means), "test_by_seed": by_seed}
 
 
 def measurements_by_task(key: str, study: Study, best: BestRuns) -> dict[str, list[Any]]:
@@ -115,11 +99,8 @@ def training_summary(best: BestRuns) -> dict[str, dict[str, dict[str, float]]]:
     trained: dict[str, dict[str, dict[str, float]]] = {}
     for (task, name), best_runs in best.items():
         if runs := [best_run.run for best_run in best_runs if best_run.run is not None]:
-            seconds = float(np.mean([run.seconds for run in runs]))
-            trained.setdefault(task, {})[name] = {
-                "parameters": runs[0].trained_parameters,
-                "seconds": round(seconds, 1),
-            }
+            seconds = round(fmean(run.seconds for run in runs), 1)
+            trained.setdefault(task, {})[name] = {"parameters": runs[0].trained_parameters, "seconds": seconds}
     return trained
 
 

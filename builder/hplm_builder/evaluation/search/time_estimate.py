@@ -18,8 +18,7 @@ from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.finished_runs import FinishedRuns
 from hplm_builder.evaluation.search.run_store import RunStore
-from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.variants import Variant, plot_body
+from hplm_builder.evaluation.search.study import Study, Variant, plot_body
 from hplm_builder.tenants.finetune import TaskHead, Trainer
 from hplm_builder.tenants.judging import predict
 from hplm_builder.tenants.prepared import count_tokens, mean_tokens, packed_batches, prepare, sample_of
@@ -81,9 +80,8 @@ def estimate(study: Study, store: RunStore, report: Report) -> Estimate:
             report("estimate the time", (number + len(sources) / len(study.variants)) / len(study.tasks))
             measured, encoder = variant.costs_as or variant, variant.base.load_text_encoder()
             data = study.data(task, variant, study.seeds[0])
-            if (task.name, measured.name) not in costs:
-                costs[task.name, measured.name] = measure(study, task, measured)
-            cost = costs[task.name, measured.name]
+            if (cost := costs.get((task.name, measured.name))) is None:
+                cost = costs[task.name, measured.name] = measure(study, task, measured)
             # The numbers of tokens in each part.
             train, dev, test = (len(part) * mean_tokens(part, encoder) for part in data.labelled.values())
             unlabelled = len(data.unlabelled) * mean_tokens(data.unlabelled, encoder) if data.unlabelled else 0.0

@@ -21,10 +21,9 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.convert.base import WINDOWS_BASE
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
-from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.served_domain import computed_features
+from hplm_builder.evaluation.search.study import RATES, FeatureSource, Variant, hbert_body, with_adapters
 from hplm_builder.evaluation.search.summary import Row, result_rows
-from hplm_builder.evaluation.search.variants import RATES, FeatureSource, Variant, hbert_body, with_adapters
 
 
 @dataclass(frozen=True)
@@ -82,30 +81,22 @@ def cut_variants(compared: Sequence[Base], device: torch.device) -> list[Variant
         )
 
     def variant(base: Base) -> Variant:
-        def about(task: EvalTask) -> dict[str, Any]:
-            return {"base": base.fingerprint}
-
         source = FeatureSource(f"computed-{base.folder.name}", lambda task, report: computed_features(load_lower(base)))
-        return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], with_adapters(about))
+        about = with_adapters(lambda task: {"base": base.fingerprint})
+        return Variant(base.folder.name, base, source, hbert_body(base, device), RATES["hbert"], about)
 
     return [variant(base) for base in compared]
 
 
 def with_shapes(rows: Sequence[Row], compared: Sequence[Base]) -> list[Row]:
     """Return the rows with the cut of each base and with the distance to the original after its conversion."""
-    shapes = {base.folder.name: _shape(base) for base in compared}
+    shapes: dict[str, dict[str, Any]] = {}
+    for base in compared:
+        shape = {key: getattr(base.config, key) for key in ("window", "window_layers", "upper_layers")}
+        if conversion := artifact.read(base.folder, KIND).meta.get("conversion"):
+            shape["relative_error"] = conversion["after"]["relative"]
+        shapes[base.folder.name] = shape
     return [{**row, **shapes[row["base"]]} for row in rows]
-
-
-def _shape(base: Base) -> dict[str, Any]:
-    config = base.config
-    shape: dict[str, Any] = {
-        "window": config.window,
-        "window_layers": config.window_layers,
-        "upper_layers": config.upper_layers,
-    }
-    conversion = artifact.read(base.folder, KIND).meta.get("conversion")
-    return {**shape, "relative_error": conversion["after"]["relative"]} if conversion else shape
 
 
 @eval_command

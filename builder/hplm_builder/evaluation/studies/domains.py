@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -10,12 +11,10 @@ import typer
 from hplm.engine import lower_layers as lowers
 from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lineage
-from hplm.models import base as bases
 from hplm.models.lower import LowerEncoder
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import Report as ProgressCallback
 from hplm.reporting.progress import bar_report, progress_bars, silent
-from hplm.store.layout import Store
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.domains.domain_build import DomainSettings
@@ -27,10 +26,10 @@ from hplm_builder.evaluation.search.eval_options import (
     study_settings,
 )
 from hplm_builder.evaluation.search.eval_task import EvalTask
-from hplm_builder.evaluation.search.served_domain import ServedDomain, computed_features, converted_body
-from hplm_builder.evaluation.search.summary import Row, result_rows, test_scores
-from hplm_builder.evaluation.search.variants import (
+from hplm_builder.evaluation.search.served_domain import computed_features, converted_body
+from hplm_builder.evaluation.search.study import (
     RATES,
+    TOKEN_IDS,
     FeatureSource,
     MakeBody,
     Variant,
@@ -38,6 +37,7 @@ from hplm_builder.evaluation.search.variants import (
     plot_body,
     with_adapters,
 )
+from hplm_builder.evaluation.search.summary import Row, result_rows
 from hplm_builder.evaluation.studies.domain_builder import DomainBuilder
 from hplm_builder.evaluation.studies.task_corpora import source_by_task
 from hplm_builder.fleet.demo import PLOT
@@ -58,14 +58,16 @@ class DomainVariants:
         self._builder = builder
         served = builder.parent
         self._base = served.base
-        self._adapters = hbert_body(self._base, builder.device)
-        self._root = Variant(
-            ROOT, self._base, served.source, self._adapters, RATES["hbert"], with_adapters(served.about)
-        )
+        self._root = served.adapter_variant(ROOT, builder.device)
 
     def compared(self) -> list[Variant]:
         """Return adapters over the root, and adapters over the task's branch as it would be served."""
-        return [self._root, self._adapted(BRANCH, self._branch)]
+        store = self._builder.parent.store
+
+        def features(task: EvalTask, report: ProgressCallback) -> Featurise:
+            return plot_features(open_lineage(store, self._base, self._builder.lineage(task, report)))
+
+        return [self._root, self._adapted(BRANCH, features)]
 
     def observed(self) -> list[Variant]:
         """Return the variants of the paper's observations; every window is computed.
@@ -73,7 +75,7 @@ class DomainVariants:
         O1: adapters, after further pretraining of the lower layers, of the higher layers, or of all layers.
         O2: after further pretraining of the lower layers, fine-tuning of the higher layers, of the lower layers, or of all.
         """
-        lower = self._adapted("pretrained-lower", self._pretrained_lower)
+        lower = self._adapted("pretrained-lower", lambda task, report: computed_features(self._lower(task, report)))
         pretrained = [lower, *(self._pretrained(name) for name in ("higher", "all"))]
         return [*pretrained, self._tuned_higher(lower.source), self._tuned("lower"), self._tuned("all")]
 
@@ -85,17 +87,12 @@ class DomainVariants:
     ) -> Variant:
         source = FeatureSource(name, open_features)
         about = with_adapters(self._about)
-        return Variant(name, self._base, source, body or self._adapters, RATES["hbert"], about, costs_as=self._root)
-
-    def _branch(self, task: EvalTask, report: ProgressCallback) -> Featurise:
-        store = self._builder.parent.store
-        return plot_features(open_lineage(store, self._base, self._builder.lineage(task, report)))
+        return replace(
+            self._root, name=name, source=source, body=body or self._root.body, about=about, costs_as=self._root
+        )
 
     def _lower(self, task: EvalTask, report: ProgressCallback) -> LowerEncoder:
         return lowers.of_lineage(self._builder.parent.store, self._base, self._builder.lineage(task, report))
-
-    def _pretrained_lower(self, task: EvalTask, report: ProgressCallback) -> Featurise:
-        return computed_features(self._lower(task, report))
 
     def _pretrained(self, name: str) -> Variant:
         def features(task: EvalTask, report: ProgressCallback) -> Featurise:
@@ -107,9 +104,9 @@ class DomainVariants:
         return self._adapted(f"pretrained-{name}", features, body)
 
     def _tuned_higher(self, source: FeatureSource) -> Variant:
-        root, body = self._root, plot_body(self._base)
-        alike = Variant("tuned-higher", self._base, root.source, body, RATES["plot"], self._about)
-        return Variant("tuned-higher", self._base, source, body, RATES["plot"], self._about, costs_as=alike)
+        body = plot_body(self._base)
+        alike = Variant("tuned-higher", self._base, self._root.source, body, RATES["plot"], self._about)
+        return replace(alike, source=source, costs_as=alike)
 
     def _tuned(self, name: str) -> Variant:
         def features(task: EvalTask, report: ProgressCallback) -> Featurise:
@@ -122,11 +119,9 @@ class DomainVariants:
         def root_body(task: EvalTask) -> MakeBody:
             return converted_body(self._base, load_lower(self._base), HALVES[name])
 
-        tokens = FeatureSource("tokens", lambda task, report: token_ids)
         # The same cost, but without a domain that must be built first.
-        over_root = Variant(f"tuned-{name}", self._base, tokens, root_body, RATES["plot"], self._about)
-        source = FeatureSource("domain-tokens", features)
-        return Variant(over_root.name, self._base, source, body, RATES["plot"], self._about, costs_as=over_root)
+        over_root = Variant(f"tuned-{name}", self._base, TOKEN_IDS, root_body, RATES["plot"], self._about)
+        return replace(over_root, source=FeatureSource("domain-tokens", features), body=body, costs_as=over_root)
 
     def _about(self, task: EvalTask) -> dict[str, Any]:
         return {"base": self._base.fingerprint, "domain": self._builder.name(task)}
@@ -134,11 +129,10 @@ class DomainVariants:
 
 def with_gains(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with the percentage points that each variant gains over the root."""
-    tests = test_scores(rows, "variant")
+    root = {row["task"]: row["test"] for row in rows if row["variant"] == ROOT}
     return [
-        {**row, **({"points_over_root": 100 * (row["test"] - root)} if row["variant"] != ROOT else {})}
+        row if row["variant"] == ROOT else {**row, "points_over_root": 100 * (row["test"] - root[row["task"]])}
         for row in rows
-        for root in [tests[row["task"], ROOT]]
     ]
 
 
@@ -193,8 +187,7 @@ def domains(
       hplm eval domains --root data --corpus own --observations --dry-run
     """
     tasks, limits, device = shared.read()
-    target = Store.at(shared.store)
-    parent = ServedDomain(target, bases.load(target.base(base)), plot)
+    parent = shared.served(base, plot)
     total = tokens or TOKENS[limits.name]
     share = DomainSettings.warmup_tokens / DomainSettings.total_tokens
     settings = DomainSettings(
@@ -212,7 +205,5 @@ def domains(
         show_pretraining_time(builder, tasks, observations=observations)
         best = run_study(study, run_store, shared.dry_run)
         rows = with_gains(result_rows(study, best, "variant"))
-        settings_of_study = study_settings(
-            study, best, {"base": base, "plot": plot, "domains": describe_domains(builder, tasks)}
-        )
-    Report("domains", settings_of_study, rows).publish(shared.json_file)
+        about = {"base": base, "plot": plot, "domains": describe_domains(builder, tasks)}
+    Report("domains", study_settings(study, best, about), rows).publish(shared.json_file)

@@ -20,12 +20,10 @@ from hplm.engine.kernels.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart
 from hplm.engine.kernels.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import COMPUTED, OpenDomain
-from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, computing_in, in_dtype
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import silent
-from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
@@ -33,8 +31,7 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.served_domain import ServedDomain
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, measurements_by_task, with_average
-from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, with_adapters
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, mean_and_spread, measurements_by_task, with_average
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import AdapterModel, fastest_format
 from hplm_builder.tenants.finetune import Trained
@@ -79,11 +76,11 @@ class Int8Comparison:
         tenant = tenant_of(self._base, task.name, data, trained.body, trained.head, self._pooling)
         plain = self._answers(tenant, examples, is_int8=False)
         quantised = self._answers(tenant, looked_up_in_int8, is_int8=True)
-        same = [
-            [(span.label, span.start, span.end) for span in in_floats]
-            == [(span.label, span.start, span.end) for span in in_int8]
-            for in_floats, in_int8 in zip(plain, quantised, strict=True)
-        ]
+        labels_and_places = (
+            [[(span.label, span.start, span.end) for span in spans] for spans in answers]
+            for answers in (plain, quantised)
+        )
+        same = [in_floats == in_int8 for in_floats, in_int8 in zip(*labels_and_places, strict=True)]
         scores = {
             name: scores_of(data, examples, answers)[task.metric]
             for name, answers in (("plain", plain), ("int8", quantised))
@@ -172,7 +169,7 @@ def _row(task: str, models: Sequence[Measured]) -> Row:
         "task": task,
         "plain": mean["plain"],
         "int8": mean["int8"],
-        **Spread.of(lost).columns("points_lost"),
+        **mean_and_spread("points_lost", lost),
         "lost_by_seed": [round(points, 2) for points in lost],
         "same_answers": mean["same"],
         "clipped": mean["clipped"],
@@ -202,16 +199,10 @@ def int8(
     tasks, limits, device = shared.read()
     dtype = choose_dtype("auto", CPU)
     about = {"base": base, "domain": domain, "dtype": str(dtype)}
-    store = Store.at(shared.store)
-    served = ServedDomain(store, bases.load(store.base(base)), domain)
-    variant = Variant(
-        "hbert",
-        served.base,
-        served.source,
-        hbert_body(served.base, device),
-        RATES["hbert"],
-        with_adapters(lambda task: {**served.about(), "judged": f"matrices of both stages in int8, beside {dtype}"}),
-        Int8Comparison(served, shared.pooled).score_trained,
+    served = shared.served(base, domain)
+    variant = replace(
+        served.adapter_variant("hbert", device, judged=f"matrices of both stages in int8, beside {dtype}"),
+        measure_more=Int8Comparison(served, shared.pooled).score_trained,
         extra_predictions=2,
     )
     study, best = shared.run(tasks, [variant], limits, device)

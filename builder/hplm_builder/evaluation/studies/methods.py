@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,19 +15,26 @@ import typer
 from hplm.adapters.packed import Place
 from hplm.core.settings import REDUCTION_FACTOR
 from hplm.errors import ConfigError
-from hplm.models import base as bases
 from hplm.reporting.benchmark_result import Goal, Report
-from hplm.store.layout import Store
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE, model_folder
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.original_model import OriginalModel
 from hplm_builder.evaluation.search.served_domain import ServedDomain
+from hplm_builder.evaluation.search.study import (
+    RATES,
+    TOKEN_IDS,
+    FeatureSource,
+    MakeBody,
+    Variant,
+    hbert_body,
+    plot_body,
+    with_adapters,
+)
 from hplm_builder.evaluation.search.summary import AVERAGE, Row, result_rows, test_scores
-from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, plot_body, with_adapters
 from hplm_builder.fleet.demo import PLOT
-from hplm_builder.tenants.bodies import ADAPTER_AT
+from hplm_builder.tenants.bodies import ADAPTER_AT, FullModel, HeadModel, OriginalUpper, adapter_body
 
 METHODS = tuple(RATES)
 # With adapters after attention as in HMI, with wider adapters, and with unlabelled texts. They run only if they are named.
@@ -38,21 +46,28 @@ MOST_POINTS = 1.0  # percentage points that hBERT may lose against another metho
 def method_variants(original: OriginalModel, served: ServedDomain, device: torch.device) -> list[Variant]:
     """Return all methods, ordered so that methods with the same features are neighbours."""
     base = original.base
+    last = FeatureSource("original-last", lambda task, report: original.states_below(0))
+    cut = FeatureSource("original-cut", lambda task, report: original.states_below(base.config.upper_layers))
 
     def whole(task: EvalTask) -> dict[str, Any]:
         return {"base": base.fingerprint, "original": original.fingerprint}
 
+    def whole_body(task: EvalTask) -> MakeBody:
+        return lambda: FullModel(copy.deepcopy(original.model))
+
     def adapter(name: str, at: Place = ADAPTER_AT, factor: int = REDUCTION_FACTOR) -> Variant:
-        body, about = original.adapter_body(at, factor), with_adapters(whole, at, factor)
-        return Variant(name, base, original.cut_states(), body, RATES["adapter"], about)
+        def body(task: EvalTask) -> MakeBody:
+            return adapter_body(OriginalUpper.of(original.model), factor, device=device, at=at)
+
+        return Variant(name, base, cut, body, RATES["adapter"], with_adapters(whole, at, factor))
 
     def hbert(name: str, at: Place = ADAPTER_AT, factor: int = REDUCTION_FACTOR) -> Variant:
         body, about = hbert_body(base, device, at, factor), with_adapters(served.about, at, factor)
         return Variant(name, base, served.source, body, RATES["hbert"], about)
 
     return [
-        Variant("dedicated", base, original.token_ids(), original.full_body, RATES["dedicated"], whole),
-        Variant("shared", base, original.last_states(), original.head_body, RATES["shared"], whole),
+        Variant("dedicated", base, TOKEN_IDS, whole_body, RATES["dedicated"], whole),
+        Variant("shared", base, last, lambda task: HeadModel, RATES["shared"], whole),
         adapter("adapter"),
         adapter("adapter-attention", "attention"),
         adapter("adapter-wide", factor=WIDE),
@@ -129,16 +144,12 @@ def methods(
     if unknown := sorted(set(method or ()) - {*METHODS, *ON_DEMAND}):
         raise ConfigError(f"unknown method {unknown[0]!r}; the methods are {', '.join((*METHODS, *ON_DEMAND))}")
     tasks, limits, device = shared.read()
-    target = Store.at(shared.store)
-    loaded_base = bases.load(target.base(base))
-    original_model = OriginalModel(loaded_base, model_folder(original), device)
+    served = shared.served(base, plot, miss)
+    original_model = OriginalModel(served.base, model_folder(original), device)
     original_model.check()
-    variants = [
-        variant
-        for variant in method_variants(original_model, ServedDomain(target, loaded_base, plot, miss), device)
-        if variant.name in (method or METHODS)
-    ]
-    study, best = shared.run(tasks, variants, limits, device)
+    variants = method_variants(original_model, served, device)
+    chosen = [variant for variant in variants if variant.name in (method or METHODS)]
+    study, best = shared.run(tasks, chosen, limits, device)
     rows = result_rows(study, best)
     settings: dict[str, Any] = {"base": base, "original": original_model.folder.name, "plot": plot, "miss": miss}
     Report("methods", study_settings(study, best, settings), rows, goals_of(rows)).publish(shared.json_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,6 @@ MISSES = ("compute", "backoff")
 SHORTER = ("bigram", "unigram")
 
 
-@dataclass(frozen=True)
-class LookedUpTest:
-    """A task's test part, looked up with one table.
-
-    `own_hit_rate` is the share of windows that the table held, `hit_rate` the share that the table or an ancestor held.
-    """
-
-    percent: float
-    miss: str
-    hit_rate: float
-    own_hit_rate: float
-    examples: list[Prepared]
-
-
 class TableScorer:
     """Scores models with a tree's own table at each of `percents`. Files in `folder` hold the features, perhaps gigabytes."""
 
@@ -49,7 +35,8 @@ class TableScorer:
         self._folder = folder
         self._pooling = pooling
         self.device = device
-        self._looked_up: dict[str, list[LookedUpTest]] = {}
+        # For the current task: for each size and way, the rates of hits and the examples.
+        self._looked_up: dict[str, list[tuple[dict[str, Any], list[Prepared]]]] = {}
 
     def score_trained(self, task: EvalTask, data: LabelledData, trained: Trained) -> dict[str, Any]:
         """Return the rows of `score` under `tables`, for `Variant.measure_more`."""
@@ -58,24 +45,19 @@ class TableScorer:
     def score(
         self, task: EvalTask, data: LabelledData, body: nn.Module, head: Head, pooling: str
     ) -> list[dict[str, Any]]:
-        """Return for each size and way: `percent`, `miss`, `hit_rate`, `own_hit_rate` and `test`, the task's metric."""
+        """Return for each size and way: `percent`, `miss`, `hit_rate`, `own_hit_rate` and `test`, the task's metric.
+
+        `own_hit_rate` is the share of windows that the tree's own table held, `hit_rate` the share that any table held.
+        """
         if task.name not in self._looked_up:
             self._looked_up = {task.name: self._look_up(task, data)}
         rows = []
-        for test in self._looked_up[task.name]:
-            answers = predict(body, head, data, test.examples, pooling, device=self.device)
-            rows.append(
-                {
-                    "percent": test.percent,
-                    "miss": test.miss,
-                    "hit_rate": test.hit_rate,
-                    "own_hit_rate": test.own_hit_rate,
-                    "test": scores_of(data, test.examples, answers)[task.metric],
-                }
-            )
+        for rates, examples in self._looked_up[task.name]:
+            answers = predict(body, head, data, examples, pooling, device=self.device)
+            rows.append({**rates, "test": scores_of(data, examples, answers)[task.metric]})
         return rows
 
-    def _look_up(self, task: EvalTask, data: LabelledData) -> list[LookedUpTest]:
+    def _look_up(self, task: EvalTask, data: LabelledData) -> list[tuple[dict[str, Any], list[Prepared]]]:
         encoder = self._tree.base.load_text_encoder()
         texts = [
             encoded.ids
@@ -89,8 +71,9 @@ class TableScorer:
                 folder = Path(tempfile.mkdtemp(prefix=f"{task.name}-{percent:g}-{miss}-", dir=self._folder))
                 lookup = self._tree.open(folder, percent, miss, texts)
                 examples = prepare(data.test, data, encoder, plot_features(lookup))
-                rates = hit_rates(lookup)
-                tests.append(LookedUpTest(percent, miss, *rates, _on_disk(examples, folder / "features.npy")))
+                hit_rate, own_hit_rate = hit_rates(lookup)
+                rates = {"percent": percent, "miss": miss, "hit_rate": hit_rate, "own_hit_rate": own_hit_rate}
+                tests.append((rates, _on_disk(examples, folder / "features.npy")))
         return tests
 
 

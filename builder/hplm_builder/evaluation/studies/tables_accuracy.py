@@ -13,11 +13,8 @@ import typer
 
 from hplm.core.settings import REDUCTION_FACTOR
 from hplm.errors import ConfigError, UnknownTenantError
-from hplm.models import base as bases
-from hplm.models.base import Base
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import bar_report, progress_bars
-from hplm.store.layout import Store
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.convert.mixture import read_source, read_to_count
@@ -26,8 +23,7 @@ from hplm_builder.evaluation.search.budget import Budget
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.served_domain import ServedDomain
-from hplm_builder.evaluation.search.summary import AVERAGE, Row, Spread, measurements_by_task, with_average
-from hplm_builder.evaluation.search.variants import RATES, Variant, hbert_body, with_adapters
+from hplm_builder.evaluation.search.summary import AVERAGE, Row, mean_and_spread, measurements_by_task, with_average
 from hplm_builder.evaluation.studies.table_scorer import MISSES, TableScorer
 from hplm_builder.evaluation.studies.task_corpora import without_test_texts
 from hplm_builder.export.register import published
@@ -83,7 +79,7 @@ def _row(task: str, uses: Sequence[Mapping[str, Any]], tree: VersionTree) -> Row
         **{key: value for key, value in asdict(tree.size(first["percent"])).items() if key != "percent"},
         "hit_rate": first["hit_rate"],
         "own_hit_rate": first["own_hit_rate"],
-        **Spread.of([use["test"] for use in uses]).columns("test"),
+        **mean_and_spread("test", [use["test"] for use in uses]),
         "test_by_seed": [round(use["test"], 4) for use in uses],
     }
 
@@ -107,19 +103,10 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
 
 
 def score_published(
-    store: Store,
-    base: Base,
-    domain: str,
-    version: str,
-    names: Sequence[str],
-    tasks: Sequence[EvalTask],
-    limits: Budget,
-    scorer: TableScorer,
+    served: ServedDomain, names: Sequence[str], tasks: Sequence[EvalTask], limits: Budget, scorer: TableScorer
 ) -> dict[str, list[list[dict[str, Any]]]]:
-    """Score published tenants of `domain` at `version`, its folder, each on the task at its place.
-
-    Raises UnknownTenantError, ConfigError.
-    """
+    """Score published tenants of a domain, each on the task at its place. Raises UnknownTenantError, ConfigError."""
+    store, base, domain, version = served.store, served.base, served.domain, served.lineage[0]
     if len(names) != len(tasks):
         raise ConfigError(
             f"{len(names)} --tenant for {len(tasks)} tasks: give one for each task, in the order of the tasks"
@@ -184,21 +171,20 @@ def tables_accuracy(
             "--pooling"
         )
     tasks, limits, device = shared.read()
-    target = Store.at(shared.store)
-    loaded_base = bases.load(target.base(base))
-    served = ServedDomain(target, loaded_base, domain)
-    percents = sorted(set(top or (*PERCENTS, *([0.0] if len(served.lineage) > 1 else []))))
-    if len(served.lineage) == 1 and 0 in percents:
+    served = shared.served(base, domain)
+    is_root = len(served.lineage) == 1
+    percents = sorted(set(top or (*PERCENTS, *([] if is_root else [0.0]))))
+    if is_root and 0 in percents:
         raise ConfigError(f"--top 0 uses only the tables of the parents, but {domain!r} is a root: leave --top 0 out")
-    if text is None and (len(served.lineage) > 1 or domain != PLOT):
+    if text is None and not (is_root and domain == PLOT):
         raise ConfigError(f"give the corpus of domain {domain!r} with --text")
     sources = text or list(PLOT_SOURCES[:1] if shared.quick else PLOT_SOURCES)
     # `build plot` and `build domain` read sources in different ways.
-    read = read_to_count if len(served.lineage) == 1 else read_source
+    read = read_to_count if is_root else read_source
     all_documents = [text for source in sources for text in read(source)]
     documents = without_test_texts(all_documents, tasks)
     counted = count_corpus(documents[: QUICK_DOCUMENTS if shared.quick else None], served)
-    tree = VersionTree(target, loaded_base, served.lineage, counted)
+    tree = VersionTree(served.store, served.base, served.lineage, counted)
     settings = {
         "base": base,
         "domain": domain,
@@ -211,24 +197,13 @@ def tables_accuracy(
     with tempfile.TemporaryDirectory(prefix="hplm-eval-") as folder:
         scorer = TableScorer(tree, percents, Path(folder), shared.pooled, device)
         if tenant:
-            scores: ScoresByTask = score_published(
-                target, loaded_base, domain, str(served.lineage[0]), tenant, tasks, limits, scorer
-            )
+            scores: ScoresByTask = score_published(served, tenant, tasks, limits, scorer)
             settings |= {"tenants": tenant, "budget": asdict(limits)}
         else:
-            variant = Variant(
-                "hbert",
-                loaded_base,
-                served.source,
-                hbert_body(loaded_base, device),
-                RATES["hbert"],
-                with_adapters(
-                    lambda task: {
-                        **served.about(),
-                        **{key: settings[key] for key in ("tokens", "distinct", "top_percents")},
-                    }
-                ),
-                scorer.score_trained,
+            corpus = {key: settings[key] for key in ("tokens", "distinct", "top_percents")}
+            variant = replace(
+                served.adapter_variant("hbert", device, **corpus),
+                measure_more=scorer.score_trained,
                 extra_predictions=len(percents) * len(MISSES),
             )
             study, best = shared.run(tasks, [variant], limits, device)

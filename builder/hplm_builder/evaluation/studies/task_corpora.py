@@ -40,21 +40,17 @@ def _grams(text: str) -> Iterator[tuple[str, ...]]:
     return zip(*(words[first:] for first in range(OVERLAP_WORDS)), strict=False)
 
 
-def check_source(source: str) -> str:
-    """Return `source`. Raises DataError if it is neither a file, nor the name of a source, nor OWN."""
-    if source != OWN and source not in SOURCES and not Path(source).is_file():
-        raise DataError(f"{source!r} is neither a corpus file, nor `{OWN}`, nor one of {', '.join(SOURCES)}")
-    return source
-
-
 def source_by_task(tasks: Sequence[EvalTask], sources: Sequence[str]) -> dict[str, str]:
     """Return the source for each task's name: one for all tasks, or one each in order. Raises ConfigError, DataError."""
-    checked = [check_source(source) for source in sources] or [OWN]
-    if len(checked) not in (1, len(tasks)):
+    for source in sources:
+        if source != OWN and source not in SOURCES and not Path(source).is_file():
+            raise DataError(f"{source!r} is neither a corpus file, nor `{OWN}`, nor one of {', '.join(SOURCES)}")
+    chosen = list(sources) or [OWN]
+    if len(chosen) not in (1, len(tasks)):
         raise ConfigError(
-            f"{len(checked)} --corpus for {len(tasks)} tasks: give one for all tasks, or one for each in the order of the tasks"
+            f"{len(chosen)} --corpus for {len(tasks)} tasks: give one for all tasks, or one for each in the order of the tasks"
         )
-    return dict(zip((task.name for task in tasks), checked * (len(tasks) // len(checked)), strict=True))
+    return dict(zip((task.name for task in tasks), chosen * (len(tasks) // len(chosen)), strict=True))
 
 
 def write_corpus(path: Path, task: EvalTask, source: str) -> Path:

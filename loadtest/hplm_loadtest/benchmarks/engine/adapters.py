@@ -40,7 +40,8 @@ def adapters(rounds: int, num_threads: int, device_name: str) -> Report:
         for shape, hidden in SIZES.items():
             lengths = sorted(NormalLengths().draw(BATCH, rng).tolist())
             attended = torch.randn(sum(lengths), hidden, device=device).to(dtype)
-            slots = AdapterSlots(_config(hidden), BATCH + 1, hidden // REDUCTION_FACTOR, device, dtype)
+            config = BaseConfig("any", 100, hidden, 12, 4 * hidden, 1, 1, 256, 3)
+            slots = AdapterSlots(config, BATCH + 1, hidden // REDUCTION_FACTOR, device, dtype)
             for count in (1, 4, 16, 64):
                 tenants = [_tenant(i % count, hidden, rng) for i in range(BATCH)]
                 with slots.assigned(tenants) as assigned:
@@ -110,10 +111,6 @@ def _run(way: Adapt, attended: Tensor) -> None:
         way("attention", 0, attended)
     if attended.is_cuda:
         torch.cuda.synchronize()
-
-
-def _config(hidden: int) -> BaseConfig:
-    return BaseConfig("any", 100, hidden, 12, 4 * hidden, 1, 1, 256, 3)
 
 
 def _tenant(number: int, hidden: int, rng: np.random.Generator) -> Tenant:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import median
 from textwrap import fill
@@ -13,7 +12,6 @@ from textwrap import fill
 import numpy as np
 import numpy.typing as npt
 
-from hplm.core.settings import Quantization
 from hplm.engine import lower_layers as lowers
 from hplm.engine.encode import EncodeEngine
 from hplm.engine.kernels.int8 import check_int8
@@ -26,14 +24,14 @@ from hplm.plot.ngrams import middle, text_ngrams
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
-from hplm_loadtest.benchmarks.saturating_batch import BATCH, saturating_batch
+from hplm_loadtest.benchmarks.saturating_batch import BATCH, IN_FLIGHT, batches_for, saturating_batch
 from hplm_loadtest.benchmarks.served_repository import read_repository
 from hplm_loadtest.benchmarks.timing import time_interleaved
 from hplm_loadtest.figures.charts import bar_chart, check_picture
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import unanswered_goal
-from hplm_loadtest.scenarios.steady_rate import enough_requests, steady_rate
+from hplm_loadtest.scenarios.steady_rate import steady_rate
 from hplm_loadtest.workloads.load_plan import Requests
 from hplm_loadtest.workloads.texts import texts_of_kind
 
@@ -41,7 +39,6 @@ UPPER = "upper layers, in-process"
 LOWER = "lower layers for new text, in-process"
 KNOWN = "known text through Triton, gRPC"
 NEW = "new text through Triton, gRPC"
-IN_FLIGHT = 2 * BATCH
 
 
 def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, look_up_threads: int = 0) -> Report:
@@ -60,18 +57,11 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
     load = saturating_batch(models, served)
     new = _NewText(texts_of_kind("shuffled", models), load.names)
     batch, new_warm_up = new.take(BATCH), new.take(2 * BATCH)
-    names: tuple[Quantization, ...] = ("none", "int8")
-    engines = {
-        name: EncodeEngine(
-            base.config,
-            base.load_upper(),
-            num_slots=BATCH + 1,
-            reduced_size=load.reduced_size,
-            device=CPU,
-            dtype=choose_dtype("auto", CPU, name),
-            int8=measure_ranges(base, load_lower(base), base.load_upper()) if name == "int8" else (),
-        )
-        for name in names
+    names = ("none", "int8")
+    ranges = measure_ranges(base, load_lower(base), base.load_upper())
+    engines: dict[str, EncodeEngine] = {
+        "none": served.engine(load.tenants, CPU),
+        "int8": served.engine(load.tenants, CPU, dtype=choose_dtype("auto", CPU, "int8"), int8=ranges),
     }
     lower_layers = {name: load_lower(base) for name in names}
     for name, layers in lower_layers.items():
@@ -87,14 +77,10 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
         name: compute_ngrams(layers, grams, dtype)[exists].astype(np.float32)
         for name, layers in lower_layers.items()
     }
-    run_upper: dict[str, Callable[[], object]] = {
-        name: partial(engine.run, load.requests) for name, engine in engines.items()
-    }
-    run_lower: dict[str, Callable[[], object]] = {
-        name: partial(compute_ngrams, layers, grams, dtype) for name, layers in lower_layers.items()
-    }
+    run_upper = {name: partial(engine.run, load.requests) for name, engine in engines.items()}
+    run_lower = {name: partial(compute_ngrams, layers, grams, dtype) for name, layers in lower_layers.items()}
     runs: list[Run] = []
-    rates: dict[str, dict[Quantization, list[float]]] = {
+    rates: dict[str, dict[str, list[float]]] = {
         where: {name: [] for name in names} for where in (UPPER, LOWER, KNOWN, NEW)
     }
     steady = {KNOWN: True, NEW: True}
@@ -112,18 +98,16 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
             closed_loop(servers[name].ports.grpc_url, new_warm_up, IN_FLIGHT)
         bar = progress.add_task("int8", total=rounds)
         for turn in range(rounds):
-            in_process = {
-                UPPER: time_interleaved(run_upper, 3, 2, progress, UPPER),
-                LOWER: time_interleaved(run_lower, 3, 1, progress, LOWER),
-            }
-            for where, timed in in_process.items():
-                for name in names:
-                    rates[where][name].append(BATCH / timed[name].median_s)
+            upper_times = time_interleaved(run_upper, 3, 2, progress, UPPER)
+            lower_times = time_interleaved(run_lower, 3, 1, progress, LOWER)
+            for name in names:
+                rates[UPPER][name].append(BATCH / upper_times[name].median_s)
+                rates[LOWER][name].append(BATCH / lower_times[name].median_s)
             known, fresh = rates[UPPER]["int8"][-1], min(rates[where]["int8"][-1] for where in (UPPER, LOWER))
             # Both servers get the same requests. New text is never sent twice, because a server keeps computed n-grams.
             requests_by_load = {
-                KNOWN: load.repeat(_batches(known, seconds)),
-                NEW: new.take(_batches(fresh, seconds) * BATCH),
+                KNOWN: load.repeat(batches_for(known, seconds)),
+                NEW: new.take(batches_for(fresh, seconds) * BATCH),
             }
             for name in names[:: 1 if turn % 2 else -1]:
                 for where, requests in requests_by_load.items():
@@ -139,7 +123,6 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
             [fill(where, 18, break_on_hyphens=False) for where in rates],
             {name: [median(rates_of[name]) for rates_of in rates.values()] for name in names},
             title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and both stages in int8",
-            x_label="",
             y_label="requests/s",
         )
     settings = {
@@ -159,10 +142,6 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
         for where, rates_of in rates.items()
     ]
     return Report("int8", settings, rows, [unanswered_goal("int8", runs)])
-
-
-def _batches(rate_per_s: float, seconds: float) -> int:
-    return ceil(enough_requests(rate_per_s, seconds, IN_FLIGHT) / BATCH)
 
 
 class _NewText:
@@ -192,12 +171,12 @@ def unique_windows(base: Base, texts: Sequence[str]) -> npt.NDArray[np.int64]:
     return np.unique(grams.reshape(-1, config.window), axis=0)
 
 
-def _moved(values: Mapping[Quantization, npt.NDArray[np.float32]]) -> float:
+def _moved(values: Mapping[str, npt.NDArray[np.float32]]) -> float:
     """Return the mean squared difference over the variance."""
     return float(np.square(values["int8"] - values["none"]).mean() / values["none"].var())
 
 
-def _row(where: str, rates: Mapping[Quantization, Sequence[float]]) -> dict[str, float | str]:
+def _row(where: str, rates: Mapping[str, Sequence[float]]) -> dict[str, float | str]:
     ratios = [int8_rate / rate for int8_rate, rate in zip(rates["int8"], rates["none"], strict=True)]
     return {
         "where": where,

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 from statistics import median
 
-from hplm.engine.encode import EncodeEngine
 from hplm.models.device import choose_device, choose_dtype, choose_threads, use_threads
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
 from hplm_loadtest.benchmarks.engine.upper import peak_product, product_flop_of
-from hplm_loadtest.benchmarks.saturating_batch import BATCH, saturating_batch
+from hplm_loadtest.benchmarks.saturating_batch import BATCH, IN_FLIGHT, batches_for, saturating_batch
 from hplm_loadtest.benchmarks.served_repository import read_repository
 from hplm_loadtest.benchmarks.timing import time_interleaved
 from hplm_loadtest.figures.charts import bar_chart, check_picture
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import unanswered_goal
-from hplm_loadtest.scenarios.steady_rate import enough_requests, steady_rate
+from hplm_loadtest.scenarios.steady_rate import rate_columns
 
 PEAK_GOAL = 0.8
 SERVED_GOAL = 0.9
-IN_FLIGHT = 2 * BATCH
 
 
 def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: Path | None) -> Report:
@@ -40,20 +37,11 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     load = saturating_batch(models, served)
-    engine = EncodeEngine(
-        config,
-        served.base.load_upper(),
-        num_slots=BATCH + 1,
-        reduced_size=load.reduced_size,
-        device=device,
-        dtype=dtype,
-    )
+    engine = served.engine(load.tenants, device)
     work = product_flop_of(config, load.requests)
     product, product_flop = peak_product(dtype, device)
     variants: dict[str, Callable[[], object]] = {"engine": lambda: engine.run(load.requests), "matrix product": product}
-    rates: list[float] = []
     runs: list[Run] = []
-    steady = True
     inside: list[float] = []
     shares: list[float] = []
     peaks: list[float] = []
@@ -68,15 +56,12 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             peaks.append(peak)
             shares.append(work / timed["engine"].median_s / peak)
             inside.append(BATCH / timed["engine"].median_s)
-            times = ceil(enough_requests(inside[-1], seconds, IN_FLIGHT) / BATCH)
-            run = closed_loop(server.ports.grpc_url, load.repeat(times), IN_FLIGHT)
-            rate, is_steady = steady_rate(run)
-            rates.append(rate)
-            steady = steady and is_steady
-            runs.append(run)
+            requests = load.repeat(batches_for(inside[-1], seconds))
+            runs.append(closed_loop(server.ports.grpc_url, requests, IN_FLIGHT))
             progress.update(bar, advance=1)
     engine.close()
-    served_share = median(rates) / median(inside)
+    through_triton = rate_columns(runs)
+    served_share = through_triton["requests_per_s"] / median(inside)
     rows = [
         {
             "what": "engine in-process",
@@ -88,12 +73,10 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         },
         {
             "what": "through Triton, gRPC",
-            "requests_per_s": median(rates),
-            "tokens_per_s": median(rates) * load.tokens / BATCH,
+            **through_triton,
+            "tokens_per_s": through_triton["requests_per_s"] * load.tokens / BATCH,
             "share": served_share,
             "of": "engine in-process",
-            "spread": f"{min(rates):.1f}-{max(rates):.1f} requests/s",
-            "start_left_out": steady,
         },
     ]
     goals = [
@@ -107,7 +90,6 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             ["matrix product", "engine in-process", "through Triton, gRPC"],
             {"share of peak": [1.0, median(shares), median(shares) * served_share]},
             title=f"Share of the matrix peak: upper layers of {config.name}, {BATCH} texts a batch",
-            x_label="",
             y_label="share of the measured matrix peak",
         )
     result_settings = {
@@ -116,7 +98,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
         "dtype": str(dtype),
         "device": device.type,
         "batch": BATCH,
+        "mean_tokens": round(load.tokens / BATCH, 1),
+        "rounds": rounds,
     }
-    return Report(
-        "limit", {**result_settings, "mean_tokens": round(load.tokens / BATCH, 1), "rounds": rounds}, rows, goals
-    )
+    return Report("limit", result_settings, rows, goals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,20 +58,14 @@ def plot_lookup(models: Path, rounds: int) -> Report:
         timed = time_interleaved(
             {"one request": alone, BATCHED: batch, "reference": slow}, rounds, 32, progress, "look-up"
         )
-    rows = [
-        {
-            "variant": name,
-            "ms_per_request": 1000 * timing.median_s / (BATCH if name == BATCHED else 1),
-            "spread": timing.spread,
-        }
-        for name, timing in timed.items()
+    ms = {name: 1000 * timing.median_s / (BATCH if name == BATCHED else 1) for name, timing in timed.items()}
+    rows: list[dict[str, Any]] = [
+        {"variant": name, "ms_per_request": ms[name], "spread": timing.spread} for name, timing in timed.items()
     ]
     rows += [{"variant": f"share of windows, {mode}", **shares} for mode, shares in rates.items()]
-    best = 1000 * timed[BATCHED].median_s / BATCH
-    goal = Goal("plot-lookup", "128 tokens looked up and merged, in batches", 0.05, best, "ms", "lower")
-    return Report(
-        "plot-lookup", {"tokens": LENGTH, "texts": len(batches) * BATCH, "threads": 1, "rounds": rounds}, rows, [goal]
-    )
+    goal = Goal("plot-lookup", "128 tokens looked up and merged, in batches", 0.05, ms[BATCHED], "ms", "lower")
+    settings = {"tokens": LENGTH, "texts": len(batches) * BATCH, "threads": 1, "rounds": rounds}
+    return Report("plot-lookup", settings, rows, [goal])
 
 
 def as_dictionary(lookup: OpenDomain, texts: list[npt.NDArray[np.int64]]) -> dict[tuple[int, ...], reference.Vectors]:

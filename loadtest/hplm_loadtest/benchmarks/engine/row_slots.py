@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import numpy as np
 from rich.progress import Progress
 
-from hplm.engine.encode import EncodeEngine, EngineRequest
-from hplm.models.device import choose_device, choose_dtype, use_threads
+from hplm.engine.encode import EngineRequest
+from hplm.models.device import choose_device, use_threads
 from hplm_loadtest.benchmarks.served_repository import ServedRepository
 from hplm_loadtest.benchmarks.timing import time_interleaved
 
@@ -27,23 +28,13 @@ def slot_speeds(served: ServedRepository, rounds: int, progress: Progress) -> li
     Rows of one slot are the mode `concat`. `THREADS` threads compute, as on a server with two cores.
     """
     use_threads(THREADS)
-    base, device = served.base, choose_device("auto")
     tenants = served.load_tenants(TENANTS)
-    engine = EncodeEngine(
-        base.config,
-        base.load_upper(),
-        num_slots=TENANTS + 1,
-        reduced_size=max(tenant.packed.reduced_size for tenant in tenants),
-        device=device,
-        dtype=choose_dtype("auto", device),
-        batching="slotted",
-    )
     rng = np.random.default_rng(0)
     rows = []
-    try:
+    with closing(served.engine(tenants, choose_device("auto"), batching="slotted")) as engine:
         for count in ROWS:
             texts = count * ROW_TOKENS // TEXT_TOKENS
-            hidden = rng.normal(size=(texts, TEXT_TOKENS, base.config.hidden_size)).astype(np.float16)
+            hidden = rng.normal(size=(texts, TEXT_TOKENS, served.base.config.hidden_size)).astype(np.float16)
             requests = [EngineRequest(tenants[i % len(tenants)], states) for i, states in enumerate(hidden)]
             variants = {str(slots): partial(engine.run, requests, ROW_TOKENS // slots) for slots in SLOTS}
             timed = time_interleaved(variants, rounds, 1, progress, f"slots, {count} rows")
@@ -58,6 +49,4 @@ def slot_speeds(served: ServedRepository, rounds: int, progress: Progress) -> li
                 }
                 for slots in SLOTS
             ]
-    finally:
-        engine.close()
     return rows

@@ -15,7 +15,7 @@ from torch import Tensor
 from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Pooling, Tenant
 from hplm.core.settings import BaseConfig, EncodeSettings
-from hplm.engine.encode import EncodeEngine, EngineRequest, count_read
+from hplm.engine.encode import EngineRequest, count_read
 from hplm.models.device import choose_device, choose_dtype, computing_in, in_dtype, use_threads
 from hplm.models.layers import UpperLayers
 from hplm.reporting.benchmark_result import Report
@@ -41,19 +41,16 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     tenants = served.load_tenants(BATCH)
     wide = base.config.reduced_size(EncodeSettings.reduction_factor)
     reduced = max(wide, *(tenant.packed.reduced_size for tenant in tenants))
+    packed = [_with_pooling(tenant, "mean") for tenant in tenants]
+    # Widened with zeros, which take as long as other numbers.
+    wide_tenants = [_widened(tenant, reduced) for tenant in packed]
     tenants_by_variant = {
-        "packed": [_with_pooling(tenant, "mean") for tenant in tenants],
+        "packed": packed,
         "packed, [CLS] read": [_with_pooling(tenant, "cls") for tenant in tenants],
+        "a quarter wide": [wide_tenants[i] if i % 4 == 0 else tenant for i, tenant in enumerate(packed)],
+        "all wide": wide_tenants,
     }
-    for name, every in {"a quarter wide": 4, "all wide": 1}.items():
-        # Widened with zeros, which take as long as other numbers.
-        packed_tenants = tenants_by_variant["packed"]
-        tenants_by_variant[name] = [
-            _widened(tenant, reduced) if i % every == 0 else tenant for i, tenant in enumerate(packed_tenants)
-        ]
-    engine = EncodeEngine(
-        base.config, base.load_upper(), num_slots=BATCH + 1, reduced_size=reduced, device=device, dtype=dtype
-    )
+    engine = served.engine(wide_tenants, device, num_slots=BATCH + 1)
     padded = in_dtype(base.load_upper(), dtype).to(device)
     product, product_flop = peak_product(dtype, device)
     rng = np.random.default_rng(0)

@@ -6,8 +6,10 @@ The servers differ only in the mode, except that `slotted` also has the policy `
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,10 +29,12 @@ from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals, unanswered_goal
 from hplm_loadtest.scenarios.server_metrics import UP_TO_DATE_S, metric_value
-from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
+from hplm_loadtest.scenarios.steady_rate import rate_columns, saturate, steady_rate
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
+from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.lengths import NormalLengths, texts_of_lengths, token_counts
-from hplm_loadtest.workloads.load_plan import LoadPlan, Requests
+from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
+from hplm_loadtest.workloads.tenants import UniformTenants
 from hplm_loadtest.workloads.texts import pool_texts
 
 BATCH = 64
@@ -47,6 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 VARIANCES = (20.0, 100.0)
 DEADLINE_S = 5.0  # seconds, of requests by arrival rate: longer than a batch of any mode takes
+DEADLINES = DeadlineClasses({"all": (DEADLINE_S, 1.0)})
 LEAST_SHARE = 0.9
 FIXED_ROW_GOAL = 3.3
 
@@ -67,88 +72,73 @@ def batching(
     check_picture(picture)
     served = read_repository(models)
     encoder = served.base.load_text_encoder()
-    names = single_text_tenants(models)
+    tenants = UniformTenants(single_text_tenants(models))
     rng = np.random.default_rng(0)
-    saturation: dict[tuple[str, float], dict[str, list[float]]] = {}
-    by_rate: dict[tuple[str, float, float], list[dict[str, float]]] = {}
-    saturated_runs: list[Run] = []
-    lengths = {variance: NormalLengths(variance=variance).draw(TEXTS, rng) for variance in VARIANCES}
-    texts = {
-        variance: texts_of_lengths(lengths[variance].tolist(), pool_texts(models), encoder, rng)
-        for variance in VARIANCES
-    }
+    mixes = {}
+    for variance in VARIANCES:
+        lengths = NormalLengths(variance=variance).draw(TEXTS, rng).tolist()
+        mixes[variance] = RequestMix(tenants, texts_of_lengths(lengths, pool_texts(models), encoder, rng))
+    # Closed loops with the tokens that the server computed for a token of the texts.
+    saturated: dict[tuple[str, float], list[tuple[Run, float]]] = defaultdict(list)
+    by_rate: dict[tuple[str, float, float], list[dict[str, float]]] = defaultdict(list)
     capacity = 0.0
 
     def measure(turn: int, mode: str, server: TritonServer) -> None:
         nonlocal capacity
         url, before = server.ports.grpc_url, _tokens(server)
-        for variance in VARIANCES:
-
-            def draw(count: int, variance: float = variance) -> Requests:
-                return _requests(texts[variance], names, count, rng)
-
+        for variance, mix in mixes.items():
+            draw = partial(mix.draw, rng=rng)
             warm_up = closed_loop(url, draw(TEXTS), IN_FLIGHT)
             run = saturate(url, draw, IN_FLIGHT, warm_up=warm_up, seconds=seconds)
             after = _tokens(server)
             (computed, real), before = after - before, after
-            row = saturation.setdefault((mode, variance), {"per_s": [], "lost": [], "computed": []})
-            saturated_runs.append(run)
-            row["per_s"].append(steady_rate(run)[0])
-            row["lost"].append(float(len(run) - run.kinds["answered"]))
-            row["computed"].append(float(computed / real))
-        capacity = capacity or saturation[modes[0], VARIANCES[0]]["per_s"][0]
+            saturated[mode, variance].append((run, float(computed / real)))
+        capacity = capacity or steady_rate(saturated[modes[0], VARIANCES[0]][0][0])[0]
         for number, share in enumerate(rates):
-            for variance in VARIANCES:
+            for variance, mix in mixes.items():
                 # All modes get the same arrivals.
                 plan_rng = np.random.default_rng([turn, number])
-                plan = _plan(texts[variance], names, share * capacity, seconds, plan_rng)
-                run = open_loop(url, plan)
-                by_rate.setdefault((mode, variance, share), []).append(_row(run, plan, encoder))
+                arrivals = PoissonArrivals(share * capacity)
+                plan = replace(mix, deadlines=DEADLINES).plan(arrivals, seconds, plan_rng)
+                by_rate[mode, variance, share].append(_row(open_loop(url, plan), plan, encoder))
 
     with progress_bars() as progress:
         variants = {mode: StageSettings(upper=_upper_settings(mode, policy)) for mode in modes}
         on_each_server(models, variants, rounds, progress, measure)
         speeds = slot_speeds(served, rounds, progress)
-    rows = []
-    for (mode, variance), values in saturation.items():
-        rates_per_s = values["per_s"]
-        rows.append(
-            {
-                "mode": mode,
-                "policy": MODES[mode].get("policy", policy),
-                "length_variance": variance,
-                "requests_per_s": median(rates_per_s),
-                "spread": f"{min(rates_per_s):.1f}-{max(rates_per_s):.1f}",
-                "unanswered": int(sum(values["lost"])),
-                "computed_over_real_tokens": median(values["computed"]),
-            }
-        )
-    for (mode, variance, share), runs in by_rate.items():
-        rows.append(
-            {
-                "mode": mode,
-                "length_variance": variance,
-                "offered_over_capacity": share,
-                **combine_rounds(runs),
-            }
-        )
+    rows: list[dict[str, Any]] = [
+        {
+            "mode": mode,
+            "policy": MODES[mode].get("policy", policy),
+            "length_variance": variance,
+            **rate_columns([run for run, _ in measured]),
+            "unanswered": sum(len(run) - run.kinds["answered"] for run, _ in measured),
+            "computed_over_real_tokens": median(tokens for _, tokens in measured),
+        }
+        for (mode, variance), measured in saturated.items()
+    ]
+    rows += [
+        {"mode": mode, "length_variance": variance, "offered_over_capacity": share, **combine_rounds(measured_rows)}
+        for (mode, variance, share), measured_rows in by_rate.items()
+    ]
     if picture is not None and rates:
         draw(picture, rows, modes)
     settings = {
         "batch": BATCH,
         "rounds": rounds,
         "seconds": seconds,
-        "tenants": len(names),
+        "tenants": len(tenants.names),
         "policy": policy,
         "deadline_s": DEADLINE_S,
         "capacity_per_s": capacity,
+        "base": served.base.config.name,
+        "protocol": "grpc",
     }
+    saturated_runs = [run for measured in saturated.values() for run, _ in measured]
     goals = [*(_goals(rows) if policy == "fcfs" else []), unanswered_goal("batching-saturated", saturated_runs)]
     if rates:
         goals += load_goals("batching", [row for row in rows if "kept_up" in row])
-    return Report(
-        "batching", {**settings, "base": served.base.config.name, "protocol": "grpc"}, [*rows, *speeds], goals
-    )
+    return Report("batching", settings, [*rows, *speeds], goals)
 
 
 def _upper_settings(mode: str, policy: str) -> dict[str, Any]:
@@ -183,19 +173,6 @@ def draw(picture: Path, rows: Sequence[dict[str, Any]], modes: Sequence[str]) ->
     )
 
 
-def _requests(texts: Sequence[str], names: Sequence[str], count: int, rng: np.random.Generator) -> Requests:
-    tenants = [names[i] for i in rng.integers(len(names), size=count)]
-    return Requests(tenants, [texts[i % len(texts)] for i in range(count)], np.full(count, np.nan))
-
-
-def _plan(
-    texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, rng: np.random.Generator
-) -> LoadPlan:
-    times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
-    requests = _requests(texts, names, len(times_s), rng)
-    return LoadPlan(times_s, replace(requests, deadlines_s=np.full(len(times_s), DEADLINE_S)), seconds)
-
-
 def _row(run: Run, plan: LoadPlan, encoder: TextEncoder) -> dict[str, float]:
     """Return the row of one run. Answers count over the time until the last answer, because the queue outlasts the plan."""
     utility = run.duration_s * run.utility_per_s(token_counts(plan.requests.texts, encoder), run.deadlines_s)
@@ -218,22 +195,18 @@ def _tokens(server: TritonServer) -> npt.NDArray[np.float64]:
 def _goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
     goals = []
     saturated = {(row["mode"], row["length_variance"]): row for row in rows if "requests_per_s" in row}
-    for variance in VARIANCES:
-        packed = saturated.get(("packed", variance))
-        if packed is None:
+    for (mode, variance), row in saturated.items():
+        if (packed := saturated.get(("packed", variance))) is None:
             continue
-        for mode in ("naive", "naive-100"):
-            if other := saturated.get((mode, variance)):
-                ratio = packed["requests_per_s"] / other["requests_per_s"]
-                share = ratio / (other["computed_over_real_tokens"] / packed["computed_over_real_tokens"])
-                text = f"share of the saved tokens that packed turns into speed against {mode}, variance {variance:g}"
-                goals.append(Goal(f"packed-{mode}-{variance:g}", text, LEAST_SHARE, share, "", "higher"))
-                if mode == "naive-100":
-                    text = f"packed over naive with rows of 100, variance {variance:g}"
-                    goals.append(Goal(f"fixed-row-{variance:g}", text, FIXED_ROW_GOAL, ratio, "x", "higher"))
-        if turbo := saturated.get(("turbo", variance)):
-            ratio = packed["requests_per_s"] / turbo["requests_per_s"]
-            goals.append(
-                Goal(f"turbo-{variance:g}", f"packed over turbo, variance {variance:g}", 1.0, ratio, "x", "higher")
-            )
+        ratio = packed["requests_per_s"] / row["requests_per_s"]
+        if mode in ("naive", "naive-100"):
+            share = ratio / (row["computed_over_real_tokens"] / packed["computed_over_real_tokens"])
+            text = f"share of the saved tokens that packed turns into speed against {mode}, variance {variance:g}"
+            goals.append(Goal(f"packed-{mode}-{variance:g}", text, LEAST_SHARE, share, "", "higher"))
+        if mode == "naive-100":
+            text = f"packed over naive with rows of 100, variance {variance:g}"
+            goals.append(Goal(f"fixed-row-{variance:g}", text, FIXED_ROW_GOAL, ratio, "x", "higher"))
+        if mode == "turbo":
+            text = f"packed over turbo, variance {variance:g}"
+            goals.append(Goal(f"turbo-{variance:g}", text, 1.0, ratio, "x", "higher"))
     return goals

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -31,7 +32,7 @@ from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals
 from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.lengths import NormalLengths, texts_of_lengths, token_counts
-from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix, Requests
+from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
 from hplm_loadtest.workloads.tenants import UniformTenants
 from hplm_loadtest.workloads.texts import pool_texts
 
@@ -83,24 +84,26 @@ def schedulers(
     check_picture(picture)
     served = read_repository(models)
     encoder = served.base.load_text_encoder()
-    names = single_text_tenants(models)
+    tenants = UniformTenants(single_text_tenants(models))
     rng = np.random.default_rng(0)
-    texts = {setting: _texts(setting, models, encoder) for setting in settings}
-    measured: dict[tuple[Setting, str], list[dict[str, float]]] = {}
+    mixes = {setting: RequestMix(tenants, _texts(setting, models, encoder)) for setting in settings}
+    measured: dict[tuple[Setting, str], list[dict[str, float]]] = defaultdict(list)
     capacity: dict[Setting, float] = {}
 
     def measure(turn: int, variant: tuple[Setting, str], server: TritonServer) -> None:
         setting, _ = variant
-        url, own_texts = server.ports.grpc_url, texts[setting]
-        tenants = UniformTenants(names)
-        all_texts = Requests(tenants.draw(TEXTS, rng), own_texts, np.full(TEXTS, np.nan))
-        warm_up = closed_loop(url, all_texts, setting.in_flight)
+        url, mix = server.ports.grpc_url, mixes[setting]
+        draw = partial(mix.draw, rng=rng)
+        warm_up = closed_loop(url, draw(TEXTS), setting.in_flight)
         if setting not in capacity:
-            mix = RequestMix(tenants, own_texts)
-            run = saturate(url, partial(mix.draw, rng=rng), setting.in_flight, warm_up=warm_up)
+            run = saturate(url, draw, setting.in_flight, warm_up=warm_up)
             capacity[setting] = steady_rate(run)[0]
-        plan = _plan(own_texts, names, OVERLOAD * capacity[setting], seconds, turn)
-        measured.setdefault(variant, []).append(_row(open_loop(url, plan), plan, encoder))
+        # All policies get the same arrivals and deadlines.
+        plan_rng = np.random.default_rng(100 + turn)
+        plan = mix.plan(PoissonArrivals(OVERLOAD * capacity[setting]), seconds, plan_rng)
+        deadlines_s = plan_rng.uniform(*DEADLINES_S, len(plan.requests))
+        plan = replace(plan, requests=replace(plan.requests, deadlines_s=deadlines_s))
+        measured[variant].append(_row(open_loop(url, plan), plan, encoder))
 
     with progress_bars() as progress:
         variants = {
@@ -112,33 +115,23 @@ def schedulers(
         batch_s = 1000.0 / (20.0 * max(capacity.values()))  # a batch of 1,000 tokens of mean length 20
         costs = policy_costs(policies, batch_s, progress)
         modelled = [_modelled(setting, policies, rate, seconds) for setting, rate in capacity.items()]
-    rows: list[dict[str, Any]] = []
+    rows = []
     for (setting, policy), values in measured.items():
-        rows.append(
-            {
-                "policy": policy,
-                **_keys(setting),
-                **combine_rounds(values),
-                "spread": "{:.2f}-{:.2f}".format(*(bound(v["utility_per_s"] for v in values) for bound in (min, max))),
-            }
-        )
+        utility = [row["utility_per_s"] for row in values]
+        spread = f"{min(utility):.2f}-{max(utility):.2f}"
+        rows.append({"policy": policy, **_keys(setting), **combine_rounds(values), "spread": spread})
     if picture is not None:
-        groups = [f"{s.rows}x{s.row_tokens}\nvar {s.variance:g}" for s in settings]
-        utility = {
-            policy: [median(v["utility_per_s"] for v in measured[setting, policy]) for setting in settings]
-            for policy in policies
-        }
         bar_chart(
             picture,
-            groups,
-            utility,
+            [f"{s.rows}x{s.row_tokens}\nvar {s.variance:g}" for s in settings],
+            {policy: [row["utility_per_s"] for row in rows if row["policy"] == policy] for policy in policies},
             title="Utility at twice the capacity",
             x_label="rows x tokens of a batch, variance of lengths",
             y_label="utility (1/s)",
         )
     result_settings = {
         "base": served.base.config.name,
-        "tenants": len(names),
+        "tenants": len(tenants.names),
         "overload": OVERLOAD,
         "deadlines_s": DEADLINES_S,
         "seconds": seconds,
@@ -223,15 +216,6 @@ def _upper_settings(setting: Setting, policy: str) -> dict[str, Any]:
         "num_slots": 257,
         "starve_after_s": 600.0,
     }
-
-
-def _plan(texts: Sequence[str], names: Sequence[str], rate_per_s: float, seconds: float, turn: int) -> LoadPlan:
-    """Draw the load plan of a round. All policies get the same arrivals and deadlines."""
-    rng = np.random.default_rng(100 + turn)
-    times_s = PoissonArrivals(rate_per_s).times(seconds, rng)
-    chosen = [texts[i] for i in rng.integers(len(texts), size=len(times_s))]
-    deadlines_s = rng.uniform(*DEADLINES_S, len(times_s))
-    return LoadPlan(times_s, Requests(UniformTenants(names).draw(len(times_s), rng), chosen, deadlines_s), seconds)
 
 
 def _row(run: Run, plan: LoadPlan, encoder: TextEncoder) -> dict[str, float]:

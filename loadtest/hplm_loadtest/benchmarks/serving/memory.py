@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,36 +31,22 @@ HOST_GOAL_GIB = 24.0
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of memory of a process, or of all processes of a server together.
+def server_memory(triton: int) -> dict[str, Counter[str]]:
+    """Return the bytes of a Triton server by process: of `tritonserver` and of its models `hbert_plot` and `hbert_upper`.
 
     pss: memory that several processes map counts in equal shares. mapped: the part of `pss` that is files, which the system
-    frees when needed. private: the rest of `pss`.
+    frees when needed. private: the rest of `pss`. rss: all memory that a process maps.
     """
-
-    rss: int
-    pss: int
-    private: int
-    mapped: int
-
-
-def server_memory(triton: int) -> dict[str, Memory]:
-    """Return the memory of a Triton server by process: `tritonserver` and its models `hbert_plot` and `hbert_upper`."""
-    memories: dict[str, Memory] = {}
+    memories: dict[str, Counter[str]] = defaultdict(Counter)
     for pid, name in {triton: "tritonserver", **stubs_of(triton)}.items():
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
         except OSError:  # the process has just ended
             continue
         sizes = {key: int(rest.split()[0]) * 1024 for key, _, rest in (line.partition(":") for line in lines)}
-        memory = Memory(sizes["Rss"], sizes["Pss"], sizes["Pss_Anon"] + sizes["Pss_Shmem"], sizes["Pss_File"])
-        memories[name] = memory if name not in memories else _sum([memories[name], memory])
+        private = sizes["Pss_Anon"] + sizes["Pss_Shmem"]
+        memories[name].update(rss=sizes["Rss"], pss=sizes["Pss"], private=private, mapped=sizes["Pss_File"])
     return memories
-
-
-def _sum(parts: Sequence[Memory]) -> Memory:
-    return Memory(*(sum(getattr(part, field) for part in parts) for field in Memory.__dataclass_fields__))
 
 
 def slot_bytes(fleet: Fleet, settings: EncodeSettings, counts: Sequence[int]) -> dict[int, int]:
@@ -178,15 +164,17 @@ def goals(device_bytes: float, last: Mapping[str, Any]) -> list[Goal]:
     ]
 
 
-def _row(count: int, memory: Mapping[str, Memory], on_device: int, answered: int) -> dict[str, Any]:
-    total = _sum(list(memory.values()))
+def _row(count: int, memory: Mapping[str, Counter[str]], on_device: int, answered: int) -> dict[str, Any]:
+    total: Counter[str] = Counter()
+    for part in memory.values():
+        total.update(part)  # a sum of counters would leave out zeros
     return {
         "system": "hbert",
         "tenants": count,
         "answered": answered,
         "slot_mb": on_device / 1e6,
-        **{f"{field}_mb": getattr(total, field) / 1e6 for field in Memory.__dataclass_fields__},
-        **{f"{name}_rss_mb": part.rss / 1e6 for name, part in sorted(memory.items())},
+        **{f"{kind}_mb": num_bytes / 1e6 for kind, num_bytes in total.items()},
+        **{f"{name}_rss_mb": part["rss"] / 1e6 for name, part in sorted(memory.items())},
     }
 
 

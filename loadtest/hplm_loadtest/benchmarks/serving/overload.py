@@ -64,24 +64,15 @@ def overload(
 
         plans = {factor: partial(plan_overload, factor) for factor in times}
         metered = run_plans_in_turns({"hplm": server}, plans, rounds, progress)
-    rows = [
-        {
-            "times": factor,
-            **_row([(rate, run) for (rate, _), (run, _) in zip(capacities[factor], runs, strict=True)], deadline_s),
-            "start_left_out": all(is_steady for _, is_steady in capacities[factor]),
-        }
-        for (_, factor), runs in metered.items()
-    ]
+    rows = []
+    for (_, factor), runs in metered.items():
+        rates, left_out = zip(*capacities[factor], strict=True)
+        row = _row([(rate, run) for rate, (run, _) in zip(rates, runs, strict=True)], deadline_s)
+        rows.append({"times": factor, **row, "start_left_out": all(left_out)})
     worst = rows[-1]
+    text = f"answered in time at {worst['times']:g} times the capacity, over the capacity"
     goals = [
-        Goal(
-            "overload-goodput",
-            f"answered in time at {worst['times']:g} times the capacity, over the capacity",
-            GOAL_SHARE,
-            worst["share"],
-            "",
-            "higher",
-        ),
+        Goal("overload-goodput", text, GOAL_SHARE, worst["share"], "", "higher"),
         *load_goals("overload", rows),
     ]
     if picture is not None:

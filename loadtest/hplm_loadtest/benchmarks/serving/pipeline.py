@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,15 @@ from hplm_loadtest.figures.charts import bar_chart, check_picture
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import unanswered_goal
-from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
+from hplm_loadtest.scenarios.steady_rate import rate_columns, saturate
 from hplm_loadtest.workloads.load_plan import RequestMix
 from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import pool_texts, texts_of_kind
+from hplm_loadtest.workloads.texts import texts_of_kind
 
 SWAPPING = {"coarse_prefetch": True, "fine_prefetch": True}
 NO_SWAPPING = dict.fromkeys(SWAPPING, False)
 # Texts whose n-grams the tables hold, and texts whose n-grams the lower layers must compute.
-LOADS = ("known text", "new text")
+LOADS = {"known text": "pool", "new text": "unseen"}
 GOAL = 1.25
 SLOTS = 33  # fewer adapter slots than tenants, so that adapters are swapped
 OVERLAY_WINDOWS = 64  # few computed windows are kept, so that new text stays new however often it comes
@@ -45,12 +45,8 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *,
     names = single_text_tenants(models)
     rng = np.random.default_rng(0)
     tenants = UniformTenants(names)
-    mixes = {
-        "known text": RequestMix(tenants, pool_texts(models)),
-        "new text": RequestMix(tenants, texts_of_kind("unseen", models)),
-    }
-    rates: dict[tuple[str, str], list[float]] = {}
-    runs: list[Run] = []
+    mixes = {load: RequestMix(tenants, texts_of_kind(kind, models)) for load, kind in LOADS.items()}
+    runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
 
     def measure(turn: int, variant: str, server: TritonServer) -> None:
         url = server.ports.grpc_url
@@ -58,9 +54,8 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *,
             # A server's first calls take longest, so the second warm-up run tells the rate.
             for _ in range(2):
                 warm_up = closed_loop(url, mixes[load].draw(2 * IN_FLIGHT, rng), IN_FLIGHT)
-            run = saturate(url, partial(mixes[load].draw, rng=rng), IN_FLIGHT, warm_up=warm_up, seconds=seconds)
-            rates.setdefault((variant, load), []).append(steady_rate(run)[0])
-            runs.append(run)
+            draw = partial(mixes[load].draw, rng=rng)
+            runs[variant, load].append(saturate(url, draw, IN_FLIGHT, warm_up=warm_up, seconds=seconds))
 
     with tempfile.NamedTemporaryFile(prefix="hplm-lock-") as lock, progress_bars() as progress:
 
@@ -78,36 +73,23 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *,
             "synchronous": settings_of(alone, NO_SWAPPING),
         }
         on_each_server(models, variants, rounds, progress, measure)
+    columns = {point: rate_columns(point_runs) for point, point_runs in runs.items()}
+    rates = {point: columns_of["requests_per_s"] for point, columns_of in columns.items()}
+    gains = {(variant, load): rate / rates["synchronous", load] for (variant, load), rate in rates.items()}
     rows = [
-        {
-            "variant": variant,
-            "load": load,
-            "requests_per_s": median(values),
-            "over_synchronous": median(values) / median(rates["synchronous", load]),
-            "spread": f"{min(values):.1f}-{max(values):.1f}",
-        }
-        for (variant, load), values in rates.items()
+        {"variant": variant, "load": load, **columns[variant, load], "over_synchronous": gain}
+        for (variant, load), gain in gains.items()
     ]
-    goals = [
-        Goal(
-            f"pipeline-{load.split()[0]}",
-            f"full over synchronous, {load}",
-            GOAL,
-            median(rates["full", load]) / median(rates["synchronous", load]),
-            "x",
-            "higher",
-        )
-        for load in LOADS
-    ]
-    goals.append(unanswered_goal("pipeline", runs))
+    goals = [unanswered_goal("pipeline", [run for point_runs in runs.values() for run in point_runs])]
+    for load in LOADS:
+        text = f"full over synchronous, {load}"
+        goals.append(Goal(f"pipeline-{load.split()[0]}", text, GOAL, gains["full", load], "x", "higher"))
     if picture is not None:
-        series = {load: [median(rates[variant, load]) for variant in variants] for load in LOADS}
         bar_chart(
             picture,
             list(variants),
-            series,
+            {load: [rates[variant, load] for variant in variants] for load in LOADS},
             title="Throughput with and without overlap",
-            x_label="",
             y_label="requests/s",
         )
     served = read_repository(models)

@@ -5,25 +5,24 @@ It also compares response times of hBERT and the peer `dedicated` under one load
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 from rich.progress import Progress
 
 from hplm.errors import ConfigError
-from hplm.reporting.benchmark_result import Goal, Report, plain
+from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.figures.charts import check_picture, line_chart
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import ANSWERED, LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import kept_up_goal
-from hplm_loadtest.scenarios.steady_rate import enough_requests, steady_rate
+from hplm_loadtest.scenarios.steady_rate import enough_requests, rate_columns
 from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.load_plan import RequestMix, Requests
 from hplm_loadtest.workloads.tenants import UniformTenants, ZipfTenants
@@ -88,9 +87,7 @@ def throughput_by_tenants(
     systems, counts = list(dict.fromkeys(systems)), sorted(set(counts))
     fleet = open_fleet(folder, shape, max(counts), text_kind)
     servers = Systems(fleet, limits, upper)
-    rates: dict[tuple[SystemName, Popularity, int], list[float]] = {}
-    errors: dict[tuple[SystemName, Popularity, int], Counter[str]] = {}
-    steady: dict[tuple[SystemName, Popularity, int], bool] = {}
+    runs: dict[tuple[SystemName, Popularity, int], list[Run]] = defaultdict(list)
     with progress_bars() as progress:
         for name in systems:
             servers.prepare(name, progress)
@@ -107,22 +104,18 @@ def throughput_by_tenants(
                             cold = fleet.names[warm:count]
                             run, warmed = saturate_warm(url, mix, cold, load, rng, servers.processes(name))
                             warm += warmed
-                            point = name, popularity, count
-                            rate, is_steady = steady_rate(run)
-                            rates.setdefault(point, []).append(rate)
-                            steady[point] = steady.get(point, True) and is_steady
-                            errors.setdefault(point, Counter()).update(c for c in run.codes if c != ANSWERED)
+                            runs[name, popularity, count].append(run)
                             progress.update(bar, advance=1)
         rows: list[dict[str, Any]] = [
             {
                 "measure": "throughput",
-                **dict(zip(("system", "popularity", "tenants"), point, strict=True)),
-                "requests_per_s": median(values),
-                "spread": f"{plain(min(values))}-{plain(max(values))}",
-                "start_left_out": steady[point],
-                "errors": dict(errors[point]),
+                "system": name,
+                "popularity": popularity,
+                "tenants": count,
+                **rate_columns(point_runs),
+                "errors": dict(Counter(code for run in point_runs for code in run.codes if code != ANSWERED)),
             }
-            for point, values in rates.items()
+            for (name, popularity, count), point_runs in runs.items()
         ]
         rows += responses(servers, fleet, rows, max(counts), load, progress)
     if picture is not None:

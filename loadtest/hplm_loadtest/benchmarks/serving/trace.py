@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
-from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
+from hplm_loadtest.benchmarks.served_repository import read_repository
+from hplm_loadtest.benchmarks.serving.open_load import Traffic
 from hplm_loadtest.figures.charts import COLOURS, check_picture, save
 from hplm_loadtest.scenarios.grpc_load import closed_loop
-from hplm_loadtest.workloads.load_plan import RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants
-from hplm_loadtest.workloads.texts import pool_texts
 
 Span = dict[str, Any]
 SHOWN_MS = 400.0  # milliseconds of the trace that the picture shows
@@ -35,9 +34,7 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
     ui.perfetto.dev.
     """
     check_picture(picture)
-    names = single_text_tenants(models)
-    rng = np.random.default_rng(0)
-    mix = RequestMix(UniformTenants(names), pool_texts(models))
+    traffic = Traffic.read(models, "pool")
     with tempfile.TemporaryDirectory(prefix="hplm-trace-") as folder, progress_bars() as progress:
         bar = progress.add_task("requests", total=2)
         paths = [Path(folder) / name for name in ("plot.jsonl", "upper.jsonl")]
@@ -46,7 +43,7 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
             for _ in range(2):
                 # The first pass warms up. The stages and this process read the same clock.
                 start_us = time.monotonic_ns() / 1000
-                closed_loop(server.ports.grpc_url, mix.draw(count, rng), IN_FLIGHT)
+                closed_loop(server.ports.grpc_url, traffic.mix().draw(count, traffic.rng), IN_FLIGHT)
                 progress.update(bar, advance=1)
         spans = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     spans = [span for span in spans if span["start_us"] >= start_us]
@@ -58,48 +55,49 @@ def trace(models: Path, count: int, slots: int, perfetto: Path | None, picture: 
     if picture is not None:
         draw(picture, spans)
     whole_us = max(s["start_us"] + s["duration_us"] for s in spans) - min(s["start_us"] for s in spans)
-    rows = []
-    for key in sorted({(s["process"], s["name"]) for s in spans}):
-        durations = [s["duration_us"] for s in spans if (s["process"], s["name"]) == key]
-        rows.append(
-            {
-                "stage": key[0],
-                "span": key[1],
-                "count": len(durations),
-                "median_ms": float(np.median(durations)) / 1000,
-                "share_of_time": sum(durations) / whole_us,
-            }
-        )
+    durations_us: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for span in spans:
+        durations_us[span["process"], span["name"]].append(span["duration_us"])
+    rows = [
+        {
+            "stage": stage,
+            "span": name,
+            "count": len(values),
+            "median_ms": median(values) / 1000,
+            "share_of_time": sum(values) / whole_us,
+        }
+        for (stage, name), values in sorted(durations_us.items())
+    ]
     settings = {
         "base": read_repository(models).base.config.name,
         "requests": count,
-        "tenants": len(names),
+        "tenants": len(traffic.names),
         "slots": slots,
+        "in_flight": IN_FLIGHT,
     }
-    return Report("trace", {**settings, "in_flight": IN_FLIGHT}, rows)
+    return Report("trace", settings, rows)
 
 
 def chrome_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Return the spans as complete events of the Trace Event Format; times start at 0."""
     first = min(s["start_us"] for s in spans)
     threads = {key: number for number, key in enumerate(sorted({(s["pid"], s["thread"]) for s in spans}), 1)}
-    events: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = [
+        {
+            "ph": "X",
+            "name": s["name"],
+            "pid": s["pid"],
+            "tid": threads[s["pid"], s["thread"]],
+            "ts": s["start_us"] - first,
+            "dur": s["duration_us"],
+            "args": s["about"],
+        }
+        for s in spans
+    ]
     for pid, process in sorted({(s["pid"], s["process"]) for s in spans}):
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": f"hbert_{process}"}})
     for (pid, thread), number in threads.items():
         events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": thread}})
-    for s in spans:
-        events.append(
-            {
-                "ph": "X",
-                "name": s["name"],
-                "pid": s["pid"],
-                "tid": threads[s["pid"], s["thread"]],
-                "ts": s["start_us"] - first,
-                "dur": s["duration_us"],
-                "args": s["about"],
-            }
-        )
     return events
 
 

@@ -47,10 +47,9 @@ def waves(models: Path, sizes: Sequence[int], count: int, text_kind: str, pictur
     runs = {size: run for (_, size), ((run, _),) in metered.items()}
     rows = [{"at_once": size, **wave_row(run, size)} for size, run in runs.items()]
     kept = sum(row["kept"] for row in rows)
+    text = f"requests answered after a gap of {KEPT_S:g} s in their wave"
     goals = [
-        Goal(
-            "waves-kept", f"requests answered after a gap of {KEPT_S:g} s in their wave", 0, kept, "requests", "lower"
-        ),
+        Goal("waves-kept", text, 0, kept, "requests", "lower"),
         Goal("waves-refused", "requests refused", 0, sum(row["refused"] for row in rows), "requests", "lower"),
         *load_goals("waves", rows),
     ]

@@ -22,12 +22,11 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
 from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
-from hplm_builder.evaluation.search.feature_cache import FeatureCache
 from hplm_builder.evaluation.search.original_model import OriginalModel
 from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
+from hplm_builder.evaluation.search.search_loop import FeatureCache
 from hplm_builder.evaluation.search.served_domain import ServedDomain
-from hplm_builder.evaluation.search.study import Study
-from hplm_builder.evaluation.search.variants import RATES
+from hplm_builder.evaluation.search.study import RATES, Study
 from hplm_builder.evaluation.studies.methods import METHODS, goals_of, method_variants
 from hplm_builder.tenants.bodies import CPU, fastest_format
 from typer.testing import CliRunner
@@ -471,8 +470,13 @@ def test_a_base_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_untrained_adapters_over_the_original_cut_are_the_original(bench: Place, task: EvalTask) -> None:
     original = OriginalModel(bench.base, bench.original)
     encoded = bench.base.load_text_encoder().encode([example.text for example in task.data.test])
-    cut, last = (source.open(task, silent)(encoded) for source in (original.cut_states(), original.last_states()))
-    body = original.adapter_body()(task)()
+    served = ServedDomain(bench.store, bench.base, "general")
+    adapter, shared = (
+        next(one for one in method_variants(original, served, CPU) if one.name == name)
+        for name in ("adapter", "shared")
+    )
+    cut, last = (variant.source.open(task, silent)(encoded) for variant in (adapter, shared))
+    body = adapter.body(task)()
     lengths = [len(one.ids) for one in encoded]
     hidden = torch.cat(cut)
     with torch.no_grad(), computing_in(*fastest_format()):
