@@ -5,23 +5,15 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hplm.reporting.command_options import with_shared
 from hplm.reporting.terminal_text import say
+from hplm_client.cli import options as shared
 from hplm_client.cli.display import print_json, print_records
-from hplm_client.cli.options import (
-    DEFAULT_URL,
-    BaseOption,
-    JobOptions,
-    JsonOption,
-    UrlOption,
-    YesOption,
-    confirm,
-    open_client,
-)
+from hplm_client.cli.options import DEFAULT_URL, BaseOption, JobOptions, JsonOption, UrlOption, YesOption, open_client
 from hplm_client.cli.submit_job import submit_job, upload_files
 
 app = typer.Typer(
@@ -57,12 +49,6 @@ class _PretrainingOptions:
 class DomainJobOptions(JobOptions, _PretrainingOptions):
     """The options of every command that trains a domain."""
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that the user gave, for the request."""
-        names = ("tokens", "warmup_tokens", "learning_rate", "top_percent", "seed")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
 
 domain_job = partial(with_shared, DomainJobOptions)
 
@@ -84,7 +70,7 @@ def create(
 
       hplm domain create medical --corpus notes.txt --dry-run
     """
-    _submit("domain.create", {"domain": name, "parent": parent}, options)
+    _submit("domain.create", options, domain=name, parent=parent)
 
 
 @app.command()
@@ -94,7 +80,7 @@ def update(options: DomainJobOptions, name: NameArgument) -> None:
 
     Example: hplm domain update medical --corpus more-notes.txt
     """
-    _submit("domain.update", {"domain": name}, options)
+    _submit("domain.update", options, domain=name)
 
 
 @app.command(name="show")
@@ -141,22 +127,15 @@ def delete(
 
     Example: hplm domain delete medical --yes
     """
-    with open_client(url) as client:
-        if not yes:
-            # A wrong name is an error before the question.
-            client.show_domain(name, base=base)
-        confirm(f"Delete domain {name} with all its versions?", yes)
-        client.delete_domain(name, base=base)
-    if as_json:
-        print_json({"domain": name})
-    else:
-        say(f"domain {name} is deleted")
+    shared.delete("domain", name, url, yes=yes, as_json=as_json, base=base)
 
 
-def _submit(action: str, request: dict[str, Any], options: DomainJobOptions) -> None:
+def _submit(action: str, options: DomainJobOptions, **request: str | None) -> None:
+    settings = options.given("tokens", "warmup_tokens", "learning_rate", "top_percent", "seed")
     with open_client(options.url, as_json=options.as_json) as client:
-        sources = upload_files(client, {"corpus": options.corpus}, options)
-        request = {**request, "base": options.base, **sources, "settings": options.settings}
-        event = submit_job(client, action, request, options)
-        if event is not None and not options.as_json:
-            say(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")
+        corpus = upload_files(client, options.given("corpus"), options)
+        result = submit_job(
+            client, action, {**request, **options.given("base"), **corpus, "settings": settings}, options
+        )
+        if result is not None:
+            say(f"domain {request['domain']} is at version {result.get('version')}")
