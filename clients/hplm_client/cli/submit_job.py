@@ -33,12 +33,13 @@ INTERRUPTED = 130
 
 
 def upload_files(
-    client: ManageClient, paths: Mapping[str, Path], options: JobOptions, columns: Columns | None = None
+    client: ManageClient, files: Mapping[str, Path | None], options: JobOptions, columns: Columns | None = None
 ) -> dict[str, Source]:
-    """Upload files, unless they are on the server. Return their names for the request, by their key.
+    """Upload the files that are not None, unless they are on the server. Return their names for the request, by their key.
 
     `columns` are those of labelled files. A file whose header lacks them is refused before anything is uploaded.
     """
+    paths = {key: path for key, path in files.items() if path is not None}
     if options.on_server:
         return {key: client.on_server(str(path)) for key, path in paths.items()}
     sources: dict[str, Source] = {}

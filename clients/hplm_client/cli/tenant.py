@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hplm.core.columns import Columns
-from hplm.reporting.command_options import with_shared
+from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.terminal_text import say, visible
 from hplm.tasks.task_loader import task_named, task_names
-from hplm_client.cli import options as shared
+from hplm_client.cli.deletion import YesOption, delete_confirmed
 from hplm_client.cli.display import (
     format_value,
     print_json,
@@ -22,11 +21,11 @@ from hplm_client.cli.display import (
     printing_errors,
     warning_lines,
 )
-from hplm_client.cli.options import DEFAULT_URL, JobOptions, JsonOption, UrlOption, YesOption, open_client
+from hplm_client.cli.options import DEFAULT_URL, JobOptions, JsonOption, SeedOption, UrlOption, open_client
 from hplm_client.cli.submit_job import submit_job, upload_files
 from hplm_client.manage.answers import TenantDetails
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True,
     help="Create, update and delete tenants of a running server.\n\n"
     "Example: hplm tenant create acme --train train.csv --test test.csv",
@@ -35,8 +34,8 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainingOptions:
-    """The options of a tenant's training, in front of those of every job."""
+class TrainingOptions:
+    """The options of every command that trains a tenant, in front of those of every job."""
 
     train: Annotated[Path, typer.Option(help="Labelled examples to train on: .jsonl, .csv, .tsv or .conll.")]
     dev: Annotated[
@@ -66,20 +65,13 @@ class _TrainingOptions:
     label_column: Annotated[
         str | None, typer.Option(help="Column of the label. Default: `label`, `score` or `labels`, in any case.")
     ] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TenantJobOptions(JobOptions, _TrainingOptions):
-    """The options of every command that trains a tenant."""
-
-
-tenant_job = partial(with_shared, TenantJobOptions)
+    seed: SeedOption = None
 
 
 @app.command()
-@tenant_job
 def create(
-    options: TenantJobOptions,
+    training: TrainingOptions,
+    job: JobOptions,
     name: NameArgument,
     domain: Annotated[
         str | None, typer.Option(help="Domain of the tenant's texts. Default: the root of the base.")
@@ -108,13 +100,14 @@ def create(
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
     """
-    _submit("tenant.create", options, {"pooling": pooling}, tenant=name, domain=domain, task=task, base=base)
+    request = {"tenant": name, "domain": domain, "task": task, "base": base}
+    _submit("tenant.create", request, training, job, pooling=pooling)
 
 
 @app.command()
-@tenant_job
 def update(
-    options: TenantJobOptions,
+    training: TrainingOptions,
+    job: JobOptions,
     name: NameArgument,
     domain: Annotated[
         str | None,
@@ -131,7 +124,7 @@ def update(
 
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
-    _submit("tenant.update", options, {}, tenant=name, domain=domain)
+    _submit("tenant.update", {"tenant": name, "domain": domain}, training, job)
 
 
 @app.command(name="show")
@@ -184,7 +177,7 @@ def delete(
 
     Example: hplm tenant delete acme --yes
     """
-    shared.delete("tenant", name, url, yes=yes, as_json=as_json)
+    delete_confirmed("tenant", name, url, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -210,18 +203,21 @@ def rollback(
     print_outcome({"tenant": name, "version": served}, f"tenant {name} is at version {served}", as_json)
 
 
-def _submit(action: str, options: TenantJobOptions, settings: dict[str, Any], **request: str | None) -> None:
-    settings = {**settings, **options.given("epochs", "learning_rates", "patience", "seed")}
-    with open_client(options.url, as_json=options.as_json) as client:
-        with printing_errors(options.as_json):
-            columns = Columns(options.text_column, options.pair_column, options.label_column)
-        data = upload_files(client, options.given("train", "dev", "test", "unlabelled"), options, columns)
-        request_parts = {"data": data, "columns": columns.named, "settings": settings}
-        result = submit_job(client, action, {**request, **request_parts}, options)
-        if result is not None:
+def _submit(
+    action: str, request: dict[str, Any], training: TrainingOptions, job: JobOptions, pooling: str | None = None
+) -> None:
+    files = {"train": training.train, "dev": training.dev, "test": training.test, "unlabelled": training.unlabelled}
+    settings = {name: getattr(training, name) for name in ("epochs", "patience", "seed")}
+    settings |= {"learning_rates": training.learning_rates or None, "pooling": pooling}
+    with open_client(job.url, as_json=job.as_json) as client:
+        with printing_errors(job.as_json):
+            columns = Columns(training.text_column, training.pair_column, training.label_column)
+        data = upload_files(client, files, job, columns)
+        request = {**request, "data": data, "columns": columns.named, "settings": settings}
+        if (result := submit_job(client, action, request, job)) is not None:
             for line in (*warning_lines(result), *filter(None, [result.get("why")])):
                 say(line)
-            _print_summary(client.show_tenant(str(request["tenant"])))
+            _print_summary(client.show_tenant(request["tenant"]))
 
 
 def _print_summary(tenant: TenantDetails) -> None:
