@@ -16,9 +16,9 @@ Result = TypeVar("Result")
 class CommandGroup(typer.Typer):
     """A group of commands whose functions may take dataclasses of options, see `with_shared`."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator that makes a function a command of the group."""
-        register = super().command(name, **settings)
+    def command(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the decorator that makes a function a command of the group. Arguments are those of `typer.Typer.command`."""
+        register = super().command(*arguments, **settings)
         return lambda run: register(with_shared(run))
 
 
@@ -29,7 +29,7 @@ def with_shared(run: Callable[..., Result]) -> Callable[..., Result]:
     """
     # `get_type_hints` of a function is no use: Python 3.10 wraps an option with default None in an Optional.
     own = inspect.signature(run, eval_str=True).parameters.values()
-    shared = {parameter.name: parameter.annotation for parameter in own if is_dataclass(parameter.annotation)}
+    shared: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
 
     @functools.wraps(run)
     def command(**options: Any) -> Result:
