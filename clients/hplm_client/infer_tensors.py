@@ -55,12 +55,15 @@ def input_tensors(module: Any, requests: Sequence[TenantTextPair]) -> list[Any]:
             tenants.append(_encode(wire.TENANT, [tenant]))
         except HplmError as error:
             raise about_text(error, index, len(requests)) from None
-    inputs = []
-    for name, values in ((wire.TEXT, texts), (wire.TENANT, tenants)):
-        tensor = module.InferInput(name, [len(values), len(values[0])], "BYTES")
-        tensor.set_data_from_numpy(np.array(values, dtype=np.object_))
-        inputs.append(tensor)
-    return inputs
+    return [bytes_tensor(module, wire.TEXT, texts), bytes_tensor(module, wire.TENANT, tenants)]
+
+
+def bytes_tensor(module: Any, name: str, values: Sequence[Any]) -> Any:
+    """Return an input of Triton's type BYTES, with the shape of the nested `values`."""
+    array = np.array(values, dtype=np.object_)
+    tensor = module.InferInput(name, list(array.shape), "BYTES")
+    tensor.set_data_from_numpy(array)
+    return tensor
 
 
 def _encode(name: str, values: list[str]) -> list[bytes]:

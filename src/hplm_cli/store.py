@@ -22,6 +22,7 @@ app = typer.Typer(
     epilog="Example: hplm store verify --store build/demo/store",
 )
 
+CONSOLE = Console(soft_wrap=True, highlight=False)
 GraceOption = Annotated[float, typer.Option(min=0, help="Leave alone files that changed in the last so many seconds.")]
 
 
@@ -36,14 +37,13 @@ def verify(
     place = Store(store, registry)
     with closing(Registry.open_read_only(place)) as opened:
         verdict = garbage_collection.verify(place, opened, time.time(), grace_s=grace_s)
-    console = _console()
     for problem in verdict.problems:
-        console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
+        CONSOLE.print(f"{problem.where}: {problem.what}", style="red", markup=False)
     for problem in verdict.loose:
-        console.print(f"{problem.where}: {problem.what}", markup=False)
-    console.print(f"{len(verdict.problems)} problems, {len(verdict.loose)} unused files")
+        CONSOLE.print(f"{problem.where}: {problem.what}", markup=False)
+    CONSOLE.print(f"{len(verdict.problems)} problems, {len(verdict.loose)} unused files")
     if any(problem.where != "registry" for problem in verdict.problems):
-        console.print(
+        CONSOLE.print(
             "What to do: a published folder never changes, so put it back from a backup. Without one, `hplm tenant rollback` "
             "for a tenant that has an older version, or delete the tenant and create it again. Build other artifacts again."
         )
@@ -69,12 +69,11 @@ def gc(
     place = Store(store, registry)
     with closing(Registry.open(place)) as opened:
         removed = garbage_collection.collect(place, opened, time.time(), grace_s=grace_s, upload_s=upload_s)
-    console = _console()
     for finding in removed.removed:
-        console.print(f"{finding.where}: {finding.what}", markup=False)
+        CONSOLE.print(f"{finding.where}: {finding.what}", markup=False)
     for problem in removed.stuck:
-        console.print(f"{problem.where}: {problem.what}", style="red", markup=False)
-    console.print(f"{len(removed.removed)} removed")
+        CONSOLE.print(f"{problem.where}: {problem.what}", style="red", markup=False)
+    CONSOLE.print(f"{len(removed.removed)} removed")
     if removed.stuck:
         raise typer.Exit(1)
 
@@ -95,10 +94,9 @@ def adopt(
     place.bases()  # raises if the folder is no store, before a registry is made in it
     with closing(Registry.open(place, create=True)) as opened:
         plan = garbage_collection.adopt(place, opened, time.time(), root=domain)
-    console = _console()
     for skipped in plan.skipped:
-        console.print(f"{skipped.where}: not adopted, {skipped.what}", style="yellow", markup=False)
-    console.print(
+        CONSOLE.print(f"{skipped.where}: not adopted, {skipped.what}", style="yellow", markup=False)
+    CONSOLE.print(
         f"{len(plan.bases)} bases, {len(plan.domains)} domain versions, {len(plan.tenants)} tenant versions adopted"
     )
 
@@ -117,10 +115,5 @@ def show(store: StoreOption = DEFAULT_STORE, registry: RegistryOption = "") -> N
             count = users.get((domain.base, domain.name), 0)
             table.add_row(domain.base, domain.name, domain.parent or "", str(domain.current.number), f"{count:,}")
         jobs = Counter(job.state for job in opened.jobs(limit=1000))
-        console = _console()
-        console.print(table)
-        console.print("last jobs: " + (", ".join(f"{count} {state}" for state, count in jobs.items()) or "none"))
-
-
-def _console() -> Console:
-    return Console(soft_wrap=True, highlight=False)
+        CONSOLE.print(table)
+        CONSOLE.print("last jobs: " + (", ".join(f"{count} {state}" for state, count in jobs.items()) or "none"))

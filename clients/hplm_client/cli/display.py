@@ -51,6 +51,14 @@ def print_json(record: Any) -> None:
     say(json.dumps(record if isinstance(record, dict) else dataclasses.asdict(record), ensure_ascii=False))
 
 
+def print_outcome(record: Any, line: str, as_json: bool) -> None:
+    """Print the outcome of a command: `record` as JSON if `as_json`, else `line`."""
+    if as_json:
+        print_json(record)
+    else:
+        say(line)
+
+
 def print_error(error: HplmError, **context: str) -> None:
     """Print an error as one line of JSON, with keys such as the job's id before it."""
     print_json({**context, "error": {"code": error.code, "message": str(error)}})

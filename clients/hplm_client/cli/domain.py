@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hplm.reporting.command_options import with_shared
+from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.terminal_text import say
+from hplm_client.cli.deletion import YesOption, delete_confirmed
 from hplm_client.cli.display import print_json, print_records
-from hplm_client.cli.options import (
-    DEFAULT_URL,
-    BaseOption,
-    JobOptions,
-    JsonOption,
-    UrlOption,
-    YesOption,
-    confirm,
-    open_client,
-)
+from hplm_client.cli.options import DEFAULT_URL, BaseOption, JobOptions, JsonOption, SeedOption, UrlOption, open_client
 from hplm_client.cli.submit_job import submit_job, upload_files
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True,
     help="Create, update and delete domains of a running server.\n\n"
     "Example: hplm domain create medical --corpus notes.txt",
@@ -33,8 +24,8 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the domain.")]
 
 
 @dataclasses.dataclass(frozen=True)
-class _PretrainingOptions:
-    """The options of a domain's training, in front of those of every job."""
+class PretrainingOptions:
+    """The options of every command that trains a domain, in front of those of every job."""
 
     corpus: Annotated[Path, typer.Option(help="Text to train on: .txt, or .jsonl with `text`; also with .gz.")]
     tokens: Annotated[int | None, typer.Option(help="Tokens to train on. Default: 2,000,000.")] = None
@@ -51,26 +42,13 @@ class _PretrainingOptions:
         float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")
     ] = None
     base: BaseOption = None
-
-
-@dataclasses.dataclass(frozen=True)
-class DomainJobOptions(JobOptions, _PretrainingOptions):
-    """The options of every command that trains a domain."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that the user gave, for the request."""
-        names = ("tokens", "warmup_tokens", "learning_rate", "top_percent", "seed")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-
-domain_job = partial(with_shared, DomainJobOptions)
+    seed: SeedOption = None
 
 
 @app.command()
-@domain_job
 def create(
-    options: DomainJobOptions,
+    training: PretrainingOptions,
+    job: JobOptions,
     name: NameArgument,
     parent: Annotated[str | None, typer.Option(help="Domain to branch from. Default: the root of the base.")] = None,
 ) -> None:
@@ -84,17 +62,16 @@ def create(
 
       hplm domain create medical --corpus notes.txt --dry-run
     """
-    _submit("domain.create", {"domain": name, "parent": parent}, options)
+    _submit("domain.create", {"domain": name, "parent": parent}, training, job)
 
 
 @app.command()
-@domain_job
-def update(options: DomainJobOptions, name: NameArgument) -> None:
+def update(training: PretrainingOptions, job: JobOptions, name: NameArgument) -> None:
     """Train a domain's next version. Tenants keep the domain version that they use until you update them.
 
     Example: hplm domain update medical --corpus more-notes.txt
     """
-    _submit("domain.update", {"domain": name}, options)
+    _submit("domain.update", {"domain": name}, training, job)
 
 
 @app.command(name="show")
@@ -141,22 +118,14 @@ def delete(
 
     Example: hplm domain delete medical --yes
     """
-    with open_client(url) as client:
-        if not yes:
-            # A wrong name is an error before the question.
-            client.show_domain(name, base=base)
-        confirm(f"Delete domain {name} with all its versions?", yes)
-        client.delete_domain(name, base=base)
-    if as_json:
-        print_json({"domain": name})
-    else:
-        say(f"domain {name} is deleted")
+    delete_confirmed("domain", name, url, yes=yes, as_json=as_json, base=base)
 
 
-def _submit(action: str, request: dict[str, Any], options: DomainJobOptions) -> None:
-    with open_client(options.url, as_json=options.as_json) as client:
-        sources = upload_files(client, {"corpus": options.corpus}, options)
-        request = {**request, "base": options.base, **sources, "settings": options.settings}
-        event = submit_job(client, action, request, options)
-        if event is not None and not options.as_json:
-            say(f"domain {request['domain']} is at version {(event.result or {}).get('version')}")
+def _submit(action: str, request: dict[str, Any], training: PretrainingOptions, job: JobOptions) -> None:
+    names = ("tokens", "warmup_tokens", "learning_rate", "top_percent", "seed")
+    settings = {name: getattr(training, name) for name in names}
+    with open_client(job.url, as_json=job.as_json) as client:
+        sources = upload_files(client, {"corpus": training.corpus}, job)
+        request = {**request, "base": training.base, **sources, "settings": settings}
+        if (result := submit_job(client, action, request, job)) is not None:
+            say(f"domain {request['domain']} is at version {result.get('version')}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hplm.reporting.terminal_text import say
-from hplm_client.cli.display import format_value, print_json, print_records, result_lines
+from hplm_client.cli.display import format_value, print_json, print_outcome, print_records, result_lines
 from hplm_client.cli.options import DEFAULT_URL, JsonOption, UrlOption, open_client
 from hplm_client.cli.submit_job import follow_job
 from hplm_client.manage.answers import Job
@@ -64,10 +64,7 @@ def show_job(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFA
     """
     with open_client(url) as client:
         details = client.show_job(job)
-    if as_json:
-        print_json(details)
-    else:
-        say(_describe(details))
+    print_outcome(details, _describe(details), as_json)
 
 
 @app.command()
@@ -98,12 +95,8 @@ def cancel(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAUL
     """
     with open_client(url) as client:
         details = client.cancel_job(job)
-    if as_json:
-        print_json(details)
-    elif details.state == "running":
-        say(f"job {job} will end soon")
-    else:
-        say(f"job {job} is {details.state}")
+    outcome = "will end soon" if details.state == "running" else f"is {details.state}"
+    print_outcome(details, f"job {job} {outcome}", as_json)
 
 
 def _describe(job: Job) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hplm_client.cli.display import console, printing_errors
+from hplm_client.cli.display import printing_errors
 from hplm_client.manage.client import ManageClient
 from hplm_client.transport.headers import headers_from_environment
 
@@ -20,15 +20,14 @@ UrlOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line on standard output.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of the training, which makes a run repeatable.")]
 BaseOption = Annotated[str | None, typer.Option(help="Base of the domain. Default: the server's own base.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @dataclasses.dataclass(frozen=True)
 class JobOptions:
-    """The options of every command that submits a job."""
+    """The options of every command that submits a job, behind those of its training."""
 
-    seed: Annotated[int | None, typer.Option(help="Seed of the training, which makes a run repeatable.")] = None
     on_server: Annotated[
         bool,
         typer.Option(
@@ -52,17 +51,3 @@ def open_client(url: str, *, as_json: bool = False) -> ManageClient:
     """Return a client that sends the headers of `HPLM_HEADERS`. With `as_json` an error is printed as JSON too."""
     with printing_errors(as_json):
         return ManageClient(url, headers=headers_from_environment())
-
-
-def confirm(question: str, yes: bool) -> None:
-    """Ask before a deletion. Ends the program unless the answer, or the option `--yes`, is yes."""
-    if yes:
-        return
-    try:
-        is_confirmed = typer.confirm(question, err=True)
-    except typer.Abort:
-        console().print("Nothing was done. If no person can answer, give --yes.")
-        raise
-    if not is_confirmed:
-        console().print("Nothing was done.")
-        raise typer.Abort

@@ -13,11 +13,12 @@ import typer
 from hplm.core.columns import Columns, check_header, check_use
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS
 from hplm.errors import HplmError, UnknownJobError, check_ending
-from hplm.reporting.terminal_text import say, visible
+from hplm.reporting.terminal_text import visible
 from hplm_client.cli.display import (
     console,
     print_error,
     print_json,
+    print_outcome,
     printing_errors,
     progress_bars,
     remaining_time,
@@ -64,37 +65,36 @@ def upload_files(
     return sources
 
 
-def submit_job(client: ManageClient, action: str, request: Mapping[str, Any], options: JobOptions) -> JobEvent | None:
+def submit_job(
+    client: ManageClient, action: str, request: Mapping[str, Any], options: JobOptions
+) -> dict[str, Any] | None:
     """Submit a job and follow it to its end. A dry run prints the plan.
 
-    Returns the job's last event, or None for a dry run or a detached job. With `--json` the outcome is printed, also that of a
-    request or a job that failed.
+    Returns the job's result to show, or None for a dry run or a detached job. With `--json` the outcome is printed, also that
+    of a request or a job that failed, and the return value is None.
     """
     # The server drops the uploads however the job ends. Otherwise they would count against the room for uploads for a day.
-    request = {key: value for key, value in request.items() if value not in (None, {})} | {"drop_uploads": True}
+    request = {**request, "drop_uploads": True}
     job = ""
     try:
         with printing_errors(options.as_json):
             if options.dry_run:
                 plan = client.plan(action, told=_show_waiting, **request)
-                if options.as_json:
-                    print_json(plan.details)
-                else:
-                    for line in result_lines(plan.details):
-                        say(line)
+                print_outcome(plan.details, "\n".join(result_lines(plan.details)), options.as_json)
                 return None
             job = str(client.ask(action, **request)["job"])
     finally:
         if not job:
             _drop_uploads(client, [*request.get("data", {}).values(), request.get("corpus", {})])
     if options.detach:
-        print_json({"job": job}) if options.as_json else say(job)
+        print_outcome({"job": job}, job, options.as_json)
         return None
     kind = action.partition(".")[0]
     event = follow_job(client, job, f"{kind} {request[kind]}", as_json=options.as_json)
     if options.as_json:
         print_json({"job": job, **dataclasses.asdict(event)})
-    return event
+        return None
+    return event.result or {}
 
 
 def _show_waiting(event: JobEvent) -> None:

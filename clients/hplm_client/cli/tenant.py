@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hplm.core.columns import Columns
-from hplm.reporting.command_options import with_shared
+from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.terminal_text import say, visible
 from hplm.tasks.task_loader import task_named, task_names
-from hplm_client.cli.display import format_value, print_json, print_records, printing_errors, warning_lines
-from hplm_client.cli.options import (
-    DEFAULT_URL,
-    JobOptions,
-    JsonOption,
-    UrlOption,
-    YesOption,
-    confirm,
-    open_client,
+from hplm_client.cli.deletion import YesOption, delete_confirmed
+from hplm_client.cli.display import (
+    format_value,
+    print_json,
+    print_outcome,
+    print_records,
+    printing_errors,
+    warning_lines,
 )
+from hplm_client.cli.options import DEFAULT_URL, JobOptions, JsonOption, SeedOption, UrlOption, open_client
 from hplm_client.cli.submit_job import submit_job, upload_files
 from hplm_client.manage.answers import TenantDetails
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True,
     help="Create, update and delete tenants of a running server.\n\n"
     "Example: hplm tenant create acme --train train.csv --test test.csv",
@@ -35,8 +34,8 @@ NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
 
 
 @dataclasses.dataclass(frozen=True)
-class _TrainingOptions:
-    """The options of a tenant's training, in front of those of every job."""
+class TrainingOptions:
+    """The options of every command that trains a tenant, in front of those of every job."""
 
     train: Annotated[Path, typer.Option(help="Labelled examples to train on: .jsonl, .csv, .tsv or .conll.")]
     dev: Annotated[
@@ -66,31 +65,13 @@ class _TrainingOptions:
     label_column: Annotated[
         str | None, typer.Option(help="Column of the label. Default: `label`, `score` or `labels`, in any case.")
     ] = None
-
-
-@dataclasses.dataclass(frozen=True)
-class TenantJobOptions(JobOptions, _TrainingOptions):
-    """The options of every command that trains a tenant."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that the user gave, for the request."""
-        names = ("epochs", "learning_rates", "patience", "seed")
-        return {name: value for name in names if (value := getattr(self, name)) not in (None, [])}
-
-    @property
-    def files(self) -> dict[str, Path | None]:
-        """The files that the user gave, by their key in the request."""
-        return {"train": self.train, "dev": self.dev, "test": self.test, "unlabelled": self.unlabelled}
-
-
-tenant_job = partial(with_shared, TenantJobOptions)
+    seed: SeedOption = None
 
 
 @app.command()
-@tenant_job
 def create(
-    options: TenantJobOptions,
+    training: TrainingOptions,
+    job: JobOptions,
     name: NameArgument,
     domain: Annotated[
         str | None, typer.Option(help="Domain of the tenant's texts. Default: the root of the base.")
@@ -119,14 +100,14 @@ def create(
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
     """
-    settings = {} if pooling is None else {"pooling": pooling}
-    _submit("tenant.create", {"tenant": name, "domain": domain, "task": task, "base": base}, options, settings)
+    request = {"tenant": name, "domain": domain, "task": task, "base": base}
+    _submit("tenant.create", request, training, job, pooling=pooling)
 
 
 @app.command()
-@tenant_job
 def update(
-    options: TenantJobOptions,
+    training: TrainingOptions,
+    job: JobOptions,
     name: NameArgument,
     domain: Annotated[
         str | None,
@@ -143,7 +124,7 @@ def update(
 
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
-    _submit("tenant.update", {"tenant": name, "domain": domain}, options, {})
+    _submit("tenant.update", {"tenant": name, "domain": domain}, training, job)
 
 
 @app.command(name="show")
@@ -196,16 +177,7 @@ def delete(
 
     Example: hplm tenant delete acme --yes
     """
-    with open_client(url) as client:
-        if not yes:
-            # A wrong name is an error before the question.
-            client.show_tenant(name)
-        confirm(f"Delete tenant {name} with all its versions?", yes)
-        client.delete_tenant(name)
-    if as_json:
-        print_json({"tenant": name})
-    else:
-        say(f"tenant {name} is deleted")
+    delete_confirmed("tenant", name, url, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -228,37 +200,31 @@ def rollback(
     """
     with open_client(url) as client:
         served = client.rollback_tenant(name, version)
-    if as_json:
-        print_json({"tenant": name, "version": served})
-    else:
-        say(f"tenant {name} is at version {served}")
+    print_outcome({"tenant": name, "version": served}, f"tenant {name} is at version {served}", as_json)
 
 
-def _submit(action: str, request: dict[str, Any], options: TenantJobOptions, settings: dict[str, Any]) -> None:
-    with open_client(options.url, as_json=options.as_json) as client:
-        with printing_errors(options.as_json):
-            columns = Columns(options.text_column, options.pair_column, options.label_column)
-        data = upload_files(client, options.files, options, columns)
-        settings = {**options.settings, **settings}
+def _submit(
+    action: str, request: dict[str, Any], training: TrainingOptions, job: JobOptions, pooling: str | None = None
+) -> None:
+    files = {"train": training.train, "dev": training.dev, "test": training.test, "unlabelled": training.unlabelled}
+    settings = {name: getattr(training, name) for name in ("epochs", "patience", "seed")}
+    settings |= {"learning_rates": training.learning_rates or None, "pooling": pooling}
+    with open_client(job.url, as_json=job.as_json) as client:
+        with printing_errors(job.as_json):
+            columns = Columns(training.text_column, training.pair_column, training.label_column)
+        data = upload_files(client, files, job, columns)
         request = {**request, "data": data, "columns": columns.named, "settings": settings}
-        event = submit_job(client, action, request, options)
-        if event is not None and not options.as_json:
-            result = event.result or {}
-            for line in warning_lines(result):
+        if (result := submit_job(client, action, request, job)) is not None:
+            for line in (*warning_lines(result), *filter(None, [result.get("why")])):
                 say(line)
-            if why := result.get("why"):
-                say(why)
             _print_summary(client.show_tenant(request["tenant"]))
 
 
 def _print_summary(tenant: TenantDetails) -> None:
-    scores = format_value("scores", tenant.about.get("scores", {}))
-    summary = ", ".join(filter(None, (_describe_task(tenant.about), scores)))
-    say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {summary}")
-
-
-def _describe_task(about: dict[str, Any]) -> str:
-    """Return the task and number of labels, which shows whether labels were misread. Empty if `about` has no task."""
-    task, labels = about.get("task", ""), about.get("labels", ())
+    """Print the tenant's version, task, number of labels and scores. The number shows whether labels were misread."""
+    task = tenant.about.get("task", "")
     # A server may have tasks of third parties that are not installed here.
-    return task_named(task).describe(labels) if task in task_names() else task
+    if task in task_names():
+        task = task_named(task).describe(tenant.about.get("labels", ()))
+    summary = ", ".join(filter(None, (task, format_value("scores", tenant.about.get("scores", {})))))
+    say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {summary}")

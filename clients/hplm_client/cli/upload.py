@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from hplm.errors import UnknownUploadError
-from hplm.reporting.terminal_text import say
-from hplm_client.cli.display import print_json, print_records
+from hplm_client.cli.display import print_outcome, print_records
 from hplm_client.cli.options import DEFAULT_URL, JsonOption, UrlOption, open_client
 
 app = typer.Typer(
@@ -48,11 +47,9 @@ def drop(
             client.drop_upload(known[upload])
         kept = {upload.id: upload for upload in client.list_uploads() if upload.id in uploads}
     for upload in uploads:
-        if as_json:
-            print_json({"upload": upload, "dropped": upload not in kept})
-        elif upload in kept:
-            say(f"upload {upload} stays: {', '.join(kept[upload].jobs) or 'another job'} waits for it")
-        else:
-            say(f"upload {upload} is dropped")
+        outcome = "is dropped"
+        if upload in kept:
+            outcome = f"stays: {', '.join(kept[upload].jobs) or 'another job'} waits for it"
+        print_outcome({"upload": upload, "dropped": upload not in kept}, f"upload {upload} {outcome}", as_json)
     if kept:
         raise typer.Exit(1)

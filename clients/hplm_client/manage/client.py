@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -118,10 +119,10 @@ class ManageClient:
         these too. `text_column`, `pair_column` and `label_column` name columns of the files that have unusual names.
         `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and others.
         """
-        files = _training_files(train, dev, test, unlabelled, text_column, pair_column, label_column)
-        return self._submit(
-            "tenant.create", tenant=tenant, **files, domain=domain, base=base, task=task, settings=settings
-        )
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
+        request = {"domain": domain, "base": base, "task": task, "settings": settings}
+        return self._submit("tenant.create", tenant=tenant, data=data, columns=columns, **request)
 
     def update_tenant(
         self,
@@ -142,8 +143,11 @@ class ManageClient:
         Name unusual columns as for `create_tenant`; the server does not remember those of the previous version. A version that
         is no better on dev is not published: `published` in the job's result is false, and `why` says the reason.
         """
-        files = _training_files(train, dev, test, unlabelled, text_column, pair_column, label_column)
-        return self._submit("tenant.update", tenant=tenant, **files, domain=domain, settings=settings)
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
+        return self._submit(
+            "tenant.update", tenant=tenant, data=data, columns=columns, domain=domain, settings=settings
+        )
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
         """Return the cost of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`, from a dry run.
@@ -155,7 +159,7 @@ class ManageClient:
             request["data"] = _sources(**data)
         if "corpus" in request:
             request |= _sources(corpus=request["corpus"])
-        answer = self.ask(action, **_without_none(**request), dry_run=True)
+        answer = self.ask(action, **request, dry_run=True)
         if "plan" not in answer:
             answer = self.wait(str(answer["job"]), told).result or {}
         plan = answer.get("plan")
@@ -173,7 +177,7 @@ class ManageClient:
         By default this is the most recently served of the lower versions. Raises UnknownVersionError. Raises ConflictError,
         which names the job, while an update of the tenant runs.
         """
-        return int(self.ask("tenant.rollback", **_without_none(tenant=tenant, version=version))["version"])
+        return int(self.ask("tenant.rollback", tenant=tenant, version=version)["version"])
 
     def show_tenant(self, tenant: str) -> TenantDetails:
         """Return a tenant. Raises UnknownTenantError."""
@@ -197,8 +201,8 @@ class ManageClient:
 
         `settings`: tokens, warmup_tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError.
         """
-        file = _sources(corpus=corpus)
-        return self._submit("domain.create", domain=domain, **file, parent=parent, base=base, settings=settings)
+        source = _sources(corpus=corpus)
+        return self._submit("domain.create", domain=domain, **source, parent=parent, base=base, settings=settings)
 
     def update_domain(
         self, domain: str, *, corpus: SourceOrUpload, base: str | None = None, settings: Mapping[str, Any] | None = None
@@ -208,17 +212,15 @@ class ManageClient:
 
     def delete_domain(self, domain: str, *, base: str | None = None) -> None:
         """Delete a domain. Raises UnknownDomainError, or DomainInUseError, which names tenants, domains and jobs over it."""
-        self.ask("domain.delete", **_without_none(domain=domain, base=base))
+        self.ask("domain.delete", domain=domain, base=base)
 
     def show_domain(self, domain: str, *, base: str | None = None) -> DomainDetails:
         """Return a domain. Raises UnknownDomainError."""
-        return parse_answer(DomainDetails, self.ask("domain.show", **_without_none(domain=domain, base=base))["domain"])
+        return parse_answer(DomainDetails, self.ask("domain.show", domain=domain, base=base)["domain"])
 
     def list_domains(self, base: str | None = None) -> list[Domain]:
         """Return the domains of one base, or of all bases."""
-        return [
-            parse_answer(Domain, domain) for domain in self.ask("domain.list", **_without_none(base=base))["domains"]
-        ]
+        return [parse_answer(Domain, domain) for domain in self.ask("domain.list", base=base)["domains"]]
 
     def show_job(self, job: str) -> Job:
         """Return a job. Raises UnknownJobError."""
@@ -226,8 +228,8 @@ class ManageClient:
 
     def list_jobs(self, states: Iterable[str] | None = None, *, limit: int = 100) -> list[Job]:
         """Return at most `limit` jobs in any of `states`, newest first."""
-        request = _without_none(states=None if states is None else list(states), limit=limit)
-        return [parse_answer(Job, job) for job in self.ask("job.list", **request)["jobs"]]
+        answer = self.ask("job.list", states=None if states is None else list(states), limit=limit)
+        return [parse_answer(Job, job) for job in answer["jobs"]]
 
     def cancel_job(self, job: str) -> Job:
         """Cancel a job. A queued job ends immediately, a running job soon, and an ended job stays as it is."""
@@ -275,8 +277,16 @@ class ManageClient:
         return event
 
     def ask(self, action: str, **request: Any) -> dict[str, Any]:
-        """Send any manage request and return the server's answer. For requests that have no method here."""
-        return _parse_object(self._transport.ask(json.dumps({"action": action, **request}).encode()), action)
+        """Send any manage request, without keys that are None, and return the server's answer.
+
+        For requests that have no method here. Raises InternalError if the answer cannot be read.
+        """
+        answer = self._transport.ask(json.dumps(_without_none(action=action, **request)).encode())
+        with suppress(ValueError):
+            values = json.loads(answer)
+            if isinstance(values, dict) and values.get("ok") is True:
+                return _JsonObject(values)
+        raise InternalError(f"the server's answer to {action} cannot be read: {answer[:100]!r}")
 
     def close(self) -> None:
         """Close the connections."""
@@ -289,7 +299,7 @@ class ManageClient:
         self.close()
 
     def _submit(self, action: str, **request: Any) -> str:
-        return str(self.ask(action, **_without_none(**request))["job"])
+        return str(self.ask(action, **request)["job"])
 
     def _events(self, job: str) -> Iterator[JobEvent]:
         if not self._transport.streams:
@@ -307,16 +317,6 @@ class _JsonObject(dict[str, Any]):
         raise InternalError(f"the server's answer lacks {key!r}")
 
 
-def _parse_object(answer: bytes, action: str) -> _JsonObject:
-    try:
-        values = json.loads(answer)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict) or values.get("ok") is not True:
-        raise InternalError(f"the server's answer to {action} cannot be read: {answer[:100]!r}")
-    return _JsonObject(values)
-
-
 def _source(name: str, source: Any) -> Source:
     if isinstance(source, Upload):
         return {"upload": source.id}
@@ -327,20 +327,6 @@ def _source(name: str, source: Any) -> Source:
 
 def _sources(**sources: Any) -> dict[str, Source]:
     return {name: _source(name, source) for name, source in sources.items() if source is not None}
-
-
-def _training_files(
-    train: SourceOrUpload,
-    dev: SourceOrUpload | None,
-    test: SourceOrUpload | None,
-    unlabelled: SourceOrUpload | None,
-    text_column: str | None,
-    pair_column: str | None,
-    label_column: str | None,
-) -> dict[str, Any]:
-    """Return the keys of a request that name a tenant's files and their columns."""
-    columns = _without_none(text=text_column, pair=pair_column, label=label_column)
-    return {"data": _sources(train=train, dev=dev, test=test, unlabelled=unlabelled), "columns": columns or None}
 
 
 def _without_none(**request: Any) -> dict[str, Any]:

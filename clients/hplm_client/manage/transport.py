@@ -8,10 +8,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-import numpy as np
-
 from hplm.core import wire
 from hplm.errors import UnreachableError
+from hplm_client.infer_tensors import bytes_tensor
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
 from hplm_client.transport.connection import connect
@@ -58,7 +57,7 @@ class TritonTransport:
 
     def ask(self, request: bytes) -> bytes:
         self._ownership.check_caller()
-        inputs = _inputs(self._module, request)
+        inputs = [bytes_tensor(self._module, wire.REQUEST, [request])]
         limit: AbstractContextManager[Any] = nullcontext() if self.streams else time_limit(self._timeout_s)
         with typed_answer(self._url), self._ownership.closed_as_unreachable(), limit:
             return _response(self._triton.infer(wire.MANAGER, inputs, **self._timeout_option))
@@ -82,7 +81,7 @@ class TritonTransport:
         try:
             with typed_errors(self._url):
                 triton.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=STREAM_S)
-                triton.async_stream_infer(wire.MANAGER_WATCH, _inputs(self._module, request))
+                triton.async_stream_infer(wire.MANAGER_WATCH, [bytes_tensor(self._module, wire.REQUEST, [request])])
             while not is_last:
                 try:
                     result, error = answers.get(timeout=STREAM_S + STREAM_GRACE_S)
@@ -106,12 +105,6 @@ class TritonTransport:
             self._ownership.is_closed = True
             self._triton.close()
             self._ownership.release_hubs()
-
-
-def _inputs(module: Any, request: bytes) -> list[Any]:
-    tensor = module.InferInput(wire.REQUEST, [1], "BYTES")
-    tensor.set_data_from_numpy(np.array([request], dtype=np.object_))
-    return [tensor]
 
 
 def _response(result: Any) -> bytes:

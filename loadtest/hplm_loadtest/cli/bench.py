@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -11,6 +12,7 @@ import typer
 from hplm.core.settings import Quantization
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import JsonOption
+from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
@@ -42,7 +44,7 @@ from hplm_loadtest.benchmarks.serving.waves import waves
 from hplm_loadtest.peers.systems import Limits, Shape, SystemName
 from hplm_loadtest.scenarios.stop_signals import stop_on_signals
 
-app = typer.Typer(
+app = CommandGroup(
     callback=lambda: stop_on_signals("bench"),
     no_args_is_help=True,
     help="Measure look-up, upper layers, whole requests and response under load. Variants take turns; medians are shown. "
@@ -70,6 +72,15 @@ LookUpThreadsOption = Annotated[
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Take seconds or minutes: one round, less load.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """The options of every benchmark that draws its result."""
+
+    quick: QuickOption = False
+    picture: PictureOption = None
+    json_file: JsonOption = None
 
 
 def choose(what: str, names: Collection[str], choices: Sequence[str]) -> list[Any]:
@@ -129,6 +140,7 @@ def bench_request(
 
 @app.command(name="response")
 def bench_response(
+    output: Output,
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 3,
     tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = RESPONSE_TENANTS,
@@ -138,61 +150,56 @@ def bench_response(
         list[str] | None,
         typer.Option(help="none or int8, of both stages. Give it twice, and two servers take turns. Default: as set."),
     ] = None,
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure response times by number of tenants that each send a request every 20 s, on a real server (HMI Fig. 12).
 
     Example: hplm bench response --models build/fleet-minilm-10000/models --json response.json --picture response.svg
     """
-    if quick:
+    if output.quick:
         tenants, rounds, duration_s = sorted(tenants)[:2], 1, min(duration_s, 10.0)
     quantizations = choose("quantization", quantization or (), get_args(Quantization))
-    response(models, tenants, rounds, duration_s, texts, picture, quantizations).publish(json_file)
+    report = response(models, tenants, rounds, duration_s, texts, output.picture, quantizations)
+    report.publish(output.json_file)
 
 
 @app.command(name="burst")
 def bench_burst(
+    output: Output,
     models: ModelsOption = DEMO,
     rounds: RoundsOption = 3,
     scale: Annotated[float, typer.Option(min=0.004, help="Number of clients, divided by 250.")] = 1.0,
     count: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 50,
     texts: TextsOption = "unseen",
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure response times of 250 clients, started 0.05 s apart, that send 50 requests each, every 1.2 s (HMI Fig. 13).
 
     Example: hplm bench burst --models build/fleet-minilm-10000/models --json burst.json --picture burst.svg
     """
-    if quick:
+    if output.quick:
         rounds, scale, count = 1, 0.1 * scale, min(count, 5)
-    burst(models, scale, count, rounds, texts, picture).publish(json_file)
+    burst(models, scale, count, rounds, texts, output.picture).publish(output.json_file)
 
 
 @app.command(name="waves")
 def bench_waves(
+    output: Output,
     models: ModelsOption = DEMO,
     at_once: Annotated[list[int], typer.Option(min=1, help="Requests per wave; again for more.")] = WAVE_SIZES,
     count: Annotated[int, typer.Option(min=1, help="Waves of each size, one a second.")] = 20,
     texts: TextsOption = "unseen",
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure response times of a few requests at once to a server that is idle before and after.
 
     Example: hplm bench waves --at-once 8 --at-once 96 --json waves.json
     """
-    if quick:
+    if output.quick:
         at_once, count = sorted(at_once)[:3], min(count, 5)
-    waves(models, at_once, count, texts, picture).publish(json_file)
+    waves(models, at_once, count, texts, output.picture).publish(output.json_file)
 
 
 @app.command(name="overload")
 def bench_overload(
+    output: Output,
     models: ModelsOption = DEMO,
     times: Annotated[
         list[float], typer.Option(min=0.1, help="Offered load, times the capacity; again for more.")
@@ -203,21 +210,19 @@ def bench_overload(
         float, typer.Option("--deadline", min=0.01, help="Deadline of each request, in seconds.")
     ] = 2.0,
     texts: TextsOption = "shuffled",
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure answers in time, and how soon requests are refused, if more arrive than can be answered.
 
     Example: hplm bench overload --models build/fleet-minilm-10000/models --times 3 --times 10 --json overload.json
     """
-    if quick:
+    if output.quick:
         rounds, duration_s = 1, min(duration_s, 5.0)
-    overload(models, times, rounds, duration_s, deadline_s, texts, picture).publish(json_file)
+    overload(models, times, rounds, duration_s, deadline_s, texts, output.picture).publish(output.json_file)
 
 
 @app.command(name="tenants")
 def bench_tenants(
+    output: Output,
     shape: Annotated[Shape, typer.Option(help="Which fleet: the size of its base.")] = "minilm",
     fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
     system: Annotated[list[str], typer.Option(help="System to measure; again for more.")] = SYSTEMS,
@@ -255,9 +260,6 @@ def bench_tenants(
         int, typer.Option(min=0, help="num_slots of each encode process of hBERT; 0: as in the fleet, else 64.")
     ] = 0,
     texts: TextsOption = "pool",
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure throughput by number of tenants, beside whole models, a shared body and adapters without PLOT (HMI Fig. 11).
 
@@ -267,7 +269,7 @@ def bench_tenants(
 
       hplm bench tenants --quick --system hbert --system dedicated
     """
-    if quick:
+    if output.quick:
         tenants, rounds, warm_up_s = sorted(tenants)[:4], 1, min(warm_up_s, 2.0)
         duration_s, response_s = min(duration_s, 2.0), min(response_s, 5.0)
     report = throughput_by_tenants(
@@ -278,11 +280,11 @@ def bench_tenants(
         choose("popularity", popularity, get_args(Popularity)),
         Load(duration_s, warm_up_s, rounds, in_flight, response_s, response_share, generators),
         Limits(threads, budget_mb, disk_mb),
-        picture,
+        output.picture,
         texts,
         {"num_slots": slots} if slots else None,
     )
-    report.publish(json_file)
+    report.publish(output.json_file)
 
 
 FleetOption = Annotated[
@@ -307,6 +309,7 @@ def bench_adapters(
 
 @app.command(name="batching")
 def bench_batching(
+    output: Output,
     models: FleetOption = FLEET,
     mode: Annotated[list[str], typer.Option(help="Batching mode; again for more.")] = BATCHING_MODES,
     rounds: RoundsOption = 3,
@@ -318,9 +321,6 @@ def bench_batching(
         str,
         typer.Option(help="Policy of every mode except slotted: fcfs as in Figs. 11 and 12, das as in 9 and 10."),
     ] = "fcfs",
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure batching modes: saturated throughput, throughput and utility by rate, speed by row slots (TCB Figs. 9 to 14).
 
@@ -331,21 +331,19 @@ def bench_batching(
       hplm bench batching --policy das --mode packed --mode turbo --mode naive
     """
     choose("batching mode", mode, BATCHING_MODES)
-    if quick:
+    if output.quick:
         rounds, seconds, rate = 1, 3.0, []
     check_policies([policy])
-    batching(models, mode, rounds, seconds, rate, picture, policy).publish(json_file)
+    batching(models, mode, rounds, seconds, rate, output.picture, policy).publish(output.json_file)
 
 
 @app.command(name="schedulers")
 def bench_schedulers(
+    output: Output,
     models: FleetOption = FLEET,
     policy: Annotated[list[str], typer.Option(help="Scheduling policy; again for more.")] = POLICIES,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure policies at twice the capacity: utility, deadlines met, and the policies' own cost (TCB Figs. 15 and 16).
 
@@ -353,66 +351,60 @@ def bench_schedulers(
     """
     check_policies(policy)
     settings = list(SETTINGS)
-    if quick:
+    if output.quick:
         rounds, seconds, settings = 1, min(seconds, 5.0), settings[1:2]
-    schedulers(models, policy, settings, rounds, seconds, picture).publish(json_file)
+    schedulers(models, policy, settings, rounds, seconds, output.picture).publish(output.json_file)
 
 
 @app.command(name="pipeline")
 def bench_pipeline(
+    output: Output,
     models: FleetOption = FLEET,
     rounds: RoundsOption = 3,
     seconds: SecondsOption = 15.0,
     look_up_threads: LookUpThreadsOption = 0,
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure the speed-up of look-up and swapping at the same time as computing (HMI Table 6).
 
     Example: hplm bench pipeline --models build/fleet-minilm-10000/models --look-up-threads 2 --json pipeline.json
     """
-    if quick:
+    if output.quick:
         rounds, seconds = 1, min(seconds, 4.0)
-    pipeline(models, rounds, seconds, picture, look_up_threads=look_up_threads).publish(json_file)
+    pipeline(models, rounds, seconds, output.picture, look_up_threads=look_up_threads).publish(output.json_file)
 
 
 @app.command(name="limit")
 def bench_limit(
+    output: Output,
     models: FleetOption = FLEET,
     rounds: RoundsOption = 5,
     seconds: SecondsOption = 10.0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda, of the engine and of the server.")] = "auto",
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure the saturated upper layers' share of the machine's matrix peak, and the share of that through Triton.
 
     Example: hplm bench limit --json limit.json --picture limit.svg
     """
-    if quick:
+    if output.quick:
         rounds, seconds = 1, 4.0
-    limit(models, rounds, seconds, device, picture).publish(json_file)
+    limit(models, rounds, seconds, device, output.picture).publish(output.json_file)
 
 
 @app.command(name="int8")
 def bench_int8(
+    output: Output,
     models: FleetOption = FLEET,
     rounds: RoundsOption = 5,
     seconds: SecondsOption = 10.0,
     look_up_threads: LookUpThreadsOption = 0,
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure the speed-up of the setting `quantization: int8`, for known and for new text, and how far int8 moves values.
 
     Example: hplm bench int8 --json int8.json --picture int8.svg
     """
-    if quick:
+    if output.quick:
         rounds, seconds = 1, 4.0
-    int8(models, rounds, seconds, picture, look_up_threads=look_up_threads).publish(json_file)
+    int8(models, rounds, seconds, output.picture, look_up_threads=look_up_threads).publish(output.json_file)
 
 
 @app.command(name="trace")
@@ -447,16 +439,16 @@ def bench_all(
 
 @app.command(name="memory")
 def bench_memory(
+    output: Output,
     shape: Annotated[Shape, typer.Option(help="Which fleet: the size of its base.")] = "minilm",
     fleet: Annotated[Path | None, typer.Option(help="Default: build/fleet-SHAPE-10000.")] = None,
     tenants: Annotated[list[int], typer.Option(min=1, help="Number of tenants; again for more.")] = MEMORY_TENANTS,
-    quick: QuickOption = False,
-    picture: PictureOption = None,
-    json_file: JsonOption = None,
 ) -> None:
     """Measure device, host and disk bytes of an added tenant, on a real server with all tenants in memory (HMI Table 2).
 
     Build the fleet before: `hplm build fleet`. Example: hplm bench memory --shape bert-base --json memory.json
     """
-    counts = sorted(tenants)[:2] if quick else tenants
-    memory_by_tenants(fleet or Path(f"build/fleet-{shape}-10000"), shape, counts, picture).publish(json_file)
+    counts = sorted(tenants)[:2] if output.quick else tenants
+    memory_by_tenants(fleet or Path(f"build/fleet-{shape}-10000"), shape, counts, output.picture).publish(
+        output.json_file
+    )

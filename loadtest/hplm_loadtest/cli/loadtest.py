@@ -15,7 +15,7 @@ from rich.console import Console
 from hplm.core.names import check_name
 from hplm.errors import ConfigError, DataError, TenantNameError, TextCountError
 from hplm.reporting.benchmark_result import Goal, JsonOption, Report, plain
-from hplm.reporting.command_options import with_shared
+from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.scenarios.outcomes import LATE_S, NOT_SENT, Run
 from hplm_loadtest.scenarios.result_rows import load_goals
@@ -30,14 +30,14 @@ from hplm_loadtest.workloads.arrivals import (
     require_positive,
 )
 from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
+from hplm_loadtest.workloads.load_plan import RequestMix
 from hplm_loadtest.workloads.tenants import Tenants, UniformTenants, ZipfTenants
 
 if TYPE_CHECKING:
     from hplm_loadtest.scenarios.locust_load import Outcome
 
 SLICE_COLUMNS = ("offered_per_s", "in_time", "p50_ms", "p95_ms", "p99_ms", "refused", "lost", "kept_up")
-app = typer.Typer(
+app = CommandGroup(
     callback=lambda: stop_on_signals("loadtest"),
     no_args_is_help=True,
     help="Put load on a running server with Locust, over HTTP or gRPC, at planned times whatever the server does; latency "
@@ -193,9 +193,7 @@ def run_scenario(scenario: Scenario, load: Load) -> None:
         check_page(page_port)
     mix = load.mix()
     rng = np.random.default_rng(load.seed)
-
-    def make_plan() -> LoadPlan:
-        return mix.plan(scenario.arrivals, scenario.duration_s, rng)
+    make_plan = partial(mix.plan, scenario.arrivals, scenario.duration_s, rng)
 
     def name_of(deadline_s: float) -> str:
         return "predict" if mix.deadlines is None else mix.deadlines.name_of(deadline_s)
@@ -294,13 +292,11 @@ def verdict(run: Run) -> str | None:
     return f"{summary}: {pairs or 'the row `errors` has their codes'}"
 
 
-command = partial(with_shared, Load)
 Rate = Annotated[float, typer.Option("--rate", callback=positive, help="Requests per second.")]
 Duration = Annotated[float, typer.Option("--duration", min=0.1, callback=positive, help="Seconds.")]
 
 
 @app.command()
-@command
 def steady(
     load: Load,
     rate_per_s: Rate = 20.0,
@@ -324,7 +320,6 @@ def steady(
 
 
 @app.command()
-@command
 def ramp(
     load: Load,
     from_per_s: Annotated[float, typer.Option("--from", min=0, help="Requests per second at the start.")] = 5.0,
@@ -339,7 +334,6 @@ def ramp(
 
 
 @app.command()
-@command
 def burst(
     load: Load,
     clients: Annotated[int, typer.Option(min=1, help="Senders.")] = 250,
@@ -360,7 +354,6 @@ def burst(
 
 
 @app.command()
-@command
 def replay(
     load: Load,
     trace: Annotated[Path, typer.Option(help="CSV file with a column TIMESTAMP.")],

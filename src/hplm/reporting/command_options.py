@@ -5,28 +5,43 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
+
+import typer
 
 Result = TypeVar("Result")
 
 
-def with_shared(shared: type[Any], run: Callable[..., Result]) -> Callable[..., Result]:
-    """Make a typer command that calls `run` with an instance of `shared`, a dataclass of annotated options.
+class CommandGroup(typer.Typer):
+    """A group of commands whose functions may take dataclasses of options, see `with_shared`."""
 
-    The parameters of `run` after the first are options of the command too.
+    def command(self, *arguments: Any, **settings: Any) -> Any:
+        """Return the decorator that makes a function a command of the group. Arguments are those of `typer.Typer.command`."""
+        register = super().command(*arguments, **settings)
+        return lambda run: register(with_shared(run))
+
+
+def with_shared(run: Callable[..., Result]) -> Callable[..., Result]:
+    """Make a typer command that calls `run`. Each parameter of `run` that is a dataclass stands for its annotated options.
+
+    The command's options are the other parameters of `run`, and behind these the fields of the dataclasses.
     """
+    # `get_type_hints` of a function is no use: Python 3.10 wraps an option with default None in an Optional.
+    own = inspect.signature(run, eval_str=True).parameters.values()
+    shared: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
 
     @functools.wraps(run)
     def command(**options: Any) -> Result:
-        return run(shared(**{field.name: options.pop(field.name) for field in fields(shared)}), **options)
+        for name, kind in shared.items():
+            options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
+        return run(**options)
 
-    # `get_type_hints` of a function is no use: Python 3.10 wraps an option with default None in an Optional.
-    parameters = [*inspect.signature(run, eval_str=True).parameters.values()][1:]
-    hints = get_type_hints(shared, include_extras=True)
-    parameters += [
-        option.replace(annotation=hints[option.name]) for option in inspect.signature(shared).parameters.values()
-    ]
+    parameters = [parameter for parameter in own if parameter.name not in shared]
+    for kind in shared.values():
+        hints = get_type_hints(kind, include_extras=True)
+        options = inspect.signature(kind).parameters.values()
+        parameters += [option.replace(annotation=hints[option.name]) for option in options]
     # Required options stand first in the help.
     parameters.sort(key=lambda option: option.default is not inspect.Parameter.empty)
     command.__annotations__ = {option.name: option.annotation for option in parameters} | {"return": None}

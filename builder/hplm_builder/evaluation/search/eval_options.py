@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,7 +113,7 @@ class EvalOptions:
             return study, run_study(study, store, self.dry_run)
 
 
-eval_command = partial(with_shared, EvalOptions)
+eval_command = with_shared
 
 
 @contextmanager

@@ -74,8 +74,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
     config = base.config
     exists = (grams != config.pad_id)[:, middle(config.vectors_per_ngram, config.window)]
     vectors = {
-        name: compute_ngrams(layers, grams, dtype)[exists].astype(np.float32)
-        for name, layers in lower_layers.items()
+        name: compute_ngrams(layers, grams, dtype)[exists].astype(np.float32) for name, layers in lower_layers.items()
     }
     run_upper = {name: partial(engine.run, load.requests) for name, engine in engines.items()}
     run_lower = {name: partial(compute_ngrams, layers, grams, dtype) for name, layers in lower_layers.items()}

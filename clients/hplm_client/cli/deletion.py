@@ -1,0 +1,31 @@
+"""The deletion of a tenant or domain, after a question."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hplm_client.cli.display import console, print_outcome
+from hplm_client.cli.options import open_client
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def delete_confirmed(kind: str, name: str, url: str, *, yes: bool, as_json: bool, **base: str | None) -> None:
+    """Delete a tenant or domain, after a question unless `yes`. Ends the program unless the answer is yes."""
+    request = {kind: name, **base}
+    with open_client(url) as client:
+        if not yes:
+            # A wrong name is an error before the question.
+            client.ask(f"{kind}.show", **request)
+            try:
+                is_confirmed = typer.confirm(f"Delete {kind} {name} with all its versions?", err=True)
+            except typer.Abort:
+                console().print("Nothing was done. If no person can answer, give --yes.")
+                raise
+            if not is_confirmed:
+                console().print("Nothing was done.")
+                raise typer.Abort
+        client.ask(f"{kind}.delete", **request)
+    print_outcome({kind: name}, f"{kind} {name} is deleted", as_json)
