@@ -11,15 +11,21 @@ from typing import Any, TypeVar, get_type_hints
 import typer
 
 Result = TypeVar("Result")
+Run = TypeVar("Run", bound=Callable[..., Any])
 
 
 class CommandGroup(typer.Typer):
     """A group of commands whose functions may take dataclasses of options, see `with_shared`."""
 
-    def command(self, *arguments: Any, **settings: Any) -> Any:
+    def command(self, *arguments: Any, **settings: Any) -> Callable[[Run], Run]:
         """Return the decorator that makes a function a command of the group. Arguments are those of `typer.Typer.command`."""
         register = super().command(*arguments, **settings)
-        return lambda run: register(with_shared(run))
+
+        def add(run: Run) -> Run:
+            register(with_shared(run))
+            return run
+
+        return add
 
 
 def with_shared(run: Callable[..., Result]) -> Callable[..., Result]:

@@ -41,13 +41,13 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     tenants = served.load_tenants(BATCH)
     wide = base.config.reduced_size(EncodeSettings.reduction_factor)
     reduced = max(wide, *(tenant.packed.reduced_size for tenant in tenants))
-    packed = [_with_pooling(tenant, "mean") for tenant in tenants]
+    mean_tenants = [_with_pooling(tenant, "mean") for tenant in tenants]
     # Widened with zeros, which take as long as other numbers.
-    wide_tenants = [_widened(tenant, reduced) for tenant in packed]
+    wide_tenants = [_widened(tenant, reduced) for tenant in mean_tenants]
     tenants_by_variant = {
-        "packed": packed,
+        "packed": mean_tenants,
         "packed, [CLS] read": [_with_pooling(tenant, "cls") for tenant in tenants],
-        "a quarter wide": [wide_tenants[i] if i % 4 == 0 else tenant for i, tenant in enumerate(packed)],
+        "a quarter wide": [wide_tenants[i] if i % 4 == 0 else tenant for i, tenant in enumerate(mean_tenants)],
         "all wide": wide_tenants,
     }
     engine = served.engine(wide_tenants, device, num_slots=BATCH + 1)
