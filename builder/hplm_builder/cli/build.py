@@ -216,6 +216,7 @@ def plot(
 
 @app.command()
 def domain(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the domain.")],
     corpus: Annotated[Path, typer.Option(help="Text in UTF-8 or .jsonl with a `text` each, or .gz of it.")],
     parent: Annotated[
@@ -232,8 +233,18 @@ def domain(
     ] = DomainSettings.warmup_tokens,
     learning_rate: Annotated[float, typer.Option()] = DomainSettings.learning_rate,
     top: Annotated[
-        float, typer.Option(help="Keep this percentage of the corpus's distinct n-grams, by frequency.")
+        float,
+        typer.Option(
+            help="Keep this percentage of the corpus's distinct n-grams in a table, by frequency. 0: no table, so the domain's "
+            "own encoder computes every n-gram; updates keep that.",
+        ),
     ] = DomainSettings.top_percent,
+    dev: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Labelled examples of a tenant's kind, to measure whether the domain helps; repeat for more."
+        ),
+    ] = None,
     least: Annotated[
         int, typer.Option(min=0, help="Refuse a corpus of fewer tokens.")
     ] = DomainSettings.min_corpus_tokens,
@@ -241,12 +252,14 @@ def domain(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dry_run: Annotated[bool, typer.Option(help="Only say what it would cost.")] = False,
 ) -> None:
-    """Pretrain the lower layers further on a domain's text and publish the domain's next version, a table over its parent's.
+    """Pretrain the lower layers further on a domain's text, publish the domain's next version, and say whether it helps.
 
     This is a job that the command runs itself: `hplm job list` shows it, and no worker process takes it. An interrupted
     build continues where it was. Examples:
 
       hplm build domain medical --corpus notes.txt --dry-run
+
+      hplm build domain medical --corpus notes.txt --top 0 --dev clinic.csv
 
       hplm build domain cardiology --parent medical --corpus letters.jsonl.gz --tokens 5000000
     """
@@ -261,9 +274,23 @@ def domain(
     end_as_by_ctrl_c()
     with progress_bars() as progress:
         about = build_domain(
-            Store.at(store), base, parent, name, corpus, settings, progress, device=device, dry_run=dry_run
+            Store.at(store),
+            base,
+            parent,
+            name,
+            corpus,
+            settings,
+            progress,
+            device=device,
+            dry_run=dry_run,
+            dev=dev or (),
+            keep_top=not is_given(context, "top"),
         )
     print(json.dumps(about, indent=2))
+    if benefit := about.get("benefit"):
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"{benefit['why']} {benefit['advice']}", markup=False
+        )
 
 
 def end_as_by_ctrl_c() -> None:

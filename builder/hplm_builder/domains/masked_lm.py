@@ -26,6 +26,7 @@ from hplm.reporting.progress import Report
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.learning_rate import triangle
 from hplm_builder.convert.training import PackedText, batches
+from hplm_builder.domains.held_out import HeldOut, HeldOutPair
 from hplm_builder.domains.masking import Masked, Vocabulary, mask_tokens
 
 CHECKPOINT_STEPS = 20
@@ -35,10 +36,6 @@ RISE_SHARE = 0.06
 WARM_UP, PRETRAIN = "warm up the head", "further pretrain"
 # Measuring has steps of its own, so that progress does not show a training that has ended.
 MEASURE_BEFORE, MEASURE_AFTER = "measure before", "measure after"
-
-
-# `loss` and `accuracy`; None for a text too short to mask a token in.
-Losses = dict[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -123,15 +120,17 @@ class MaskedLm(nn.Module):
         }
 
 
-def held_out_loss(
+def measure_held_out(
     model: MaskedLm, held_out: PackedText, vocabulary: Vocabulary, batch_tokens: int, report: Callable[[float], None]
-) -> Losses:
-    """Measure mean cross-entropy (`loss`) and `accuracy` over several maskings of the text, the same at every call.
+) -> HeldOut:
+    """Predict masked tokens over several maskings of the text, the same at every call.
 
     `report` is called before each batch with the share that is done. If it raises, the measurement ends.
     """
     device = model.head.bias.device
-    loss, right, count = 0.0, 0, 0
+    right = 0
+    # By a passage's token ids: its summed loss, and the number of its places. So a passage is one over all maskings.
+    sums: dict[bytes, tuple[float, int]] = {}
     source = batches(held_out, batch_tokens, np.random.default_rng(0))
     total = HELD_OUT_ROUNDS * math.ceil(held_out.num_tokens / batch_tokens)
     for number in range(total):
@@ -141,10 +140,19 @@ def held_out_loss(
         targets = torch.from_numpy(masked.targets).to(device)
         with torch.inference_mode(), computing_in(choose_dtype("auto", device), device):
             logits = model.head(model(masked, lengths)).float()
-        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        losses = F.cross_entropy(logits, targets, reduction="none").double().cpu().numpy()
         right += int((logits.argmax(1) == targets).sum())
-        count += len(targets)
-    return {"loss": loss / count, "accuracy": right / count} if count else {"loss": None, "accuracy": None}
+        ends = np.cumsum(lengths)
+        owners = np.searchsorted(ends, masked.places, side="right")
+        for passage, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+            own = losses[owners == passage]
+            key = ids[end - length : end].tobytes()
+            loss, count = sums.get(key, (0.0, 0))
+            sums[key] = loss + float(own.sum()), count + len(own)
+    measured = [entry for entry in sums.values() if entry[1]]
+    return HeldOut(
+        np.array([loss for loss, _ in measured]), np.array([count for _, count in measured], dtype=np.int64), right
+    )
 
 
 def learning_rates(step: int, settings: MaskedLmSettings) -> tuple[float, float]:
@@ -164,33 +172,33 @@ def train(
     settings: MaskedLmSettings,
     report: Report,
     checkpoint: Checkpoint | None = None,
-) -> dict[str, Losses]:
-    """Train in place; return the held-out loss with the head warmed up (`before`) and at the end (`after`).
+) -> HeldOutPair:
+    """Train in place; return the held-out measurements with the head warmed up (`before`) and at the end (`after`).
 
     Training goes on from `checkpoint` and leaves the last checkpoint there: a caller that keeps the result removes it.
     """
     optimizer = make_optimizer(model)
     saved = checkpoint.load(model.head.bias.device) if checkpoint else None
-    first, losses = 0, {}
+    first, before = 0, None
     if checkpoint and saved is None and checkpoint.path.is_file():
         logging.getLogger(__name__).warning(
             "%s is of another corpus, parent or settings, or damaged: this run starts anew and replaces it",
             checkpoint.path,
         )
     if saved:
-        first, losses = saved["step"], saved["losses"]
+        first, before = saved["step"], HeldOut.from_tensors(saved["before"])
         model.load_state_dict(saved["model"], strict=False)
         optimizer.load_state_dict(saved["optimizer"])
     source = batches(text, settings.batch_tokens, np.random.default_rng(settings.seed))
     for _ in range(first):
         next(source)
 
-    def measured(step: str) -> Losses:
-        return held_out_loss(model, held_out, vocabulary, settings.batch_tokens, lambda done: report(step, done))
+    def measured(step: str) -> HeldOut:
+        return measure_held_out(model, held_out, vocabulary, settings.batch_tokens, lambda done: report(step, done))
 
     for step in range(first, settings.steps):
         if step == settings.warmup_steps:
-            losses["before"] = measured(MEASURE_BEFORE)
+            before = measured(MEASURE_BEFORE)
         report(*progress_at(step, settings))
         for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
             group["lr"] = rate
@@ -200,8 +208,9 @@ def train(
             (warmup_step if step < settings.warmup_steps else train_step)(model, optimizer, masked, lengths)
         if checkpoint and ((step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == settings.steps):
             state = {"model": model.trained(), "optimizer": optimizer.state_dict()}
-            checkpoint.save({**state, "step": step + 1, "losses": losses})
-    return {**losses, "after": measured(MEASURE_AFTER)}
+            checkpoint.save({**state, "step": step + 1, "before": before.to_tensors() if before else None})
+    assert before is not None
+    return HeldOutPair(before, measured(MEASURE_AFTER))
 
 
 def make_optimizer(model: MaskedLm) -> torch.optim.Optimizer:

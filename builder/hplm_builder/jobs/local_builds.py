@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,7 +25,7 @@ from hplm.registry.records import PLAN, TenantRecord
 from hplm.reporting.progress import bar_report
 from hplm.store.layout import Store
 from hplm_builder.convert.checkpoint import work_place
-from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.domains.domain_build import DomainSettings
 from hplm_builder.domains.domain_job import make_domain, plan_domain
 from hplm_builder.export.register import open_registry, register_root
@@ -119,11 +120,14 @@ def build_domain(
     *,
     device: str = "auto",
     dry_run: bool = False,
+    dev: Sequence[Path] = (),
+    keep_top: bool = False,
 ) -> dict[str, Any]:
     """Publish a domain's next version, made from `corpus`; return what the registry says about it.
 
     `parent` None is the domain's parent, and DEFAULT_ROOT for a new domain. An interrupted build continues where it was. A
-    `dry_run` returns only what the build would cost.
+    `dry_run` returns only what the build would cost. `dev` are files of labelled examples to compare on. With `keep_top` an
+    update of a version without a table makes no table, whatever the settings say.
 
     Raises DataError for a root and for another parent than the domain has, ConflictError if the domain has an
     unfinished job, and what `register_root` and `run_local_job` raise.
@@ -143,6 +147,10 @@ def build_domain(
             raise DataError(f"domain {name!r} is below {current.parent!r}, which its next version cannot change")
         register_root(registry, store, base, parent)
         given = asdict(settings)
+        if keep_top:
+            # The job decides by the current version; without one `top_percent` has its default.
+            del given["top_percent"]
+        files = [LabelledFile(path, path.name) for path in dev]
         request = {
             **COMMON,
             "base": base_name,
@@ -162,7 +170,9 @@ def build_domain(
             "domain.create" if current is None else "domain.update",
             subject,
             request,
-            JobHandler(partial(make_domain, corpus=corpus), partial(plan_domain, corpus=corpus)).run,
+            JobHandler(
+                partial(make_domain, corpus=corpus, dev=files), partial(plan_domain, corpus=corpus, dev=files)
+            ).run,
             scratch=work_place(store, scratch),
             on_progress=bar_report(progress, name, of_all=True),
             device=device,

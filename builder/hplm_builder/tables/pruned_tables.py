@@ -14,11 +14,13 @@ import numpy as np
 from hplm.core.settings import BaseConfig
 from hplm.engine import lower_layers as lowers
 from hplm.engine.open_domain import OpenDomain, open_lineage
+from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
 from hplm.plot.keys import pack
 from hplm.plot.ngrams import Ids, middle, text_ngrams
 from hplm.plot.table import row_bytes
+from hplm.store.domain_version import has_branch
 from hplm.store.layout import Store
 from hplm_builder.tables.plot_tables import Counted, write_ngrams
 
@@ -53,6 +55,11 @@ class VersionTree:
     base: Base
     lineage: Sequence[Path | str]
     counted: Counted
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if the domain has no table whose size could differ."""
+        if not self.is_root and not has_branch(folder := self.store.root / self.lineage[0]):
+            raise ConfigError(f"domain {folder.parent.name!r} was built without a table: name a domain that has one")
 
     @property
     def is_root(self) -> bool:

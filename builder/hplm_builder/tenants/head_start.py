@@ -55,13 +55,18 @@ def fit_head(
         states[place] = of_text[0]
     states, targets = states.to(device), torch.cat([example.targets for example in examples]).to(device)
     texts = [example.tokens for example in examples]
+    minimise(head, lambda: task.loss(head(states), targets, texts, Scale(), None), tick)
+
+
+def minimise(head: nn.Linear, loss: Callable[[], Tensor], tick: Callable[[int], None] = lambda tokens: None) -> None:
+    """Minimise the sum of `loss` and the weight decay over all parameters of `head`. `tick` is called with 0 at each step."""
     optimizer = torch.optim.LBFGS(head.parameters(), max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
 
-    def loss() -> Tensor:
+    def closure() -> Tensor:
         tick(0)  # all steps may take a minute, and a job that is cancelled ends at the next tick
         optimizer.zero_grad()
-        total = task.loss(head(states), targets, texts, Scale(), None) + DECAY * head.weight.square().sum()
+        total = loss() + DECAY * head.weight.square().sum()
         total.backward()
         return total
 
-    optimizer.step(loss)
+    optimizer.step(closure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +40,19 @@ class PretrainingOptions:
         float | None, typer.Option(help="Highest learning rate of the lower layers. Default: 5e-5.")
     ] = None
     top_percent: Annotated[
-        float | None, typer.Option("--top", help="Percent of the corpus's n-grams that the table holds.")
+        float | None,
+        typer.Option(
+            "--top",
+            help="Percent of the corpus's n-grams that the table holds. 0: no table, so the domain's own encoder computes "
+            "every n-gram. Default: 10; an update of a domain without a table makes none.",
+        ),
+    ] = None
+    dev: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Labelled examples of a tenant's kind, to measure whether the domain helps: .jsonl, .csv, .tsv or .conll. "
+            "Repeat for several files."
+        ),
     ] = None
     base: BaseOption = None
     seed: SeedOption = None
@@ -52,11 +65,15 @@ def create(
     name: NameArgument,
     parent: Annotated[str | None, typer.Option(help="Domain to branch from. Default: the root of the base.")] = None,
 ) -> None:
-    """Create a domain: train the lower layers further on a corpus, and keep the result as a table over the parent's.
+    """Create a domain: train the lower layers further on a corpus, and say whether that helps.
+
+    The result is a table over the parent's, or with --top 0 another encoder alone.
 
     Examples:
 
-      hplm domain create medical --corpus notes.txt
+      hplm domain create medical --corpus notes.txt --dev clinic.csv
+
+      hplm domain create medical --corpus notes.txt --top 0
 
       hplm domain create cardiology --parent medical --corpus cardiology.txt --top 20 --detach
 
@@ -78,7 +95,7 @@ def update(training: PretrainingOptions, job: JobOptions, name: NameArgument) ->
 def show_domain(
     name: NameArgument, base: BaseOption = None, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
 ) -> None:
-    """Show a domain's parent and versions.
+    """Show a domain's parent and versions, and whether its current version helps.
 
     Example: hplm domain show medical --json
     """
@@ -89,6 +106,7 @@ def show_domain(
         return
     place = f"below {domain.parent}" if domain.parent else "the root"
     say(f"domain {domain.name} of base {domain.base} is at version {domain.version}, {place}")
+    _print_verdict(domain.about.get("benefit", {}))
     print_records(domain.versions, ("version", "created_s"), as_json=False)
 
 
@@ -124,8 +142,18 @@ def delete(
 def _submit(action: str, request: dict[str, Any], training: PretrainingOptions, job: JobOptions) -> None:
     names = ("tokens", "warmup_tokens", "learning_rate", "top_percent", "seed")
     settings = {name: getattr(training, name) for name in names}
+    numbered = {f"dev{number}": path for number, path in enumerate(training.dev or ())}
     with open_client(job.url, as_json=job.as_json) as client:
-        sources = upload_files(client, {"corpus": training.corpus}, job)
-        request = {**request, "base": training.base, **sources, "settings": settings}
+        sources = upload_files(client, {"corpus": training.corpus, **numbered}, job)
+        files = {"corpus": sources["corpus"], "dev": [sources[key] for key in numbered]}
+        request = {**request, "base": training.base, **files, "settings": settings}
         if (result := submit_job(client, action, request, job)) is not None:
             say(f"domain {request['domain']} is at version {result.get('version')}")
+            _print_verdict(result)
+
+
+def _print_verdict(benefit: Mapping[str, Any]) -> None:
+    """Print whether a domain helps and what to do. Nothing was measured for a version of an older server."""
+    if "why" in benefit:
+        say(benefit["why"])
+        say(benefit["advice"])

@@ -85,7 +85,8 @@ def submit_job(
             job = str(client.ask(action, **request)["job"])
     finally:
         if not job:
-            _drop_uploads(client, [*request.get("data", {}).values(), request.get("corpus", {})])
+            unused = [*request.get("data", {}).values(), request.get("corpus", {}), *request.get("dev", [])]
+            _drop_uploads(client, unused)
     if options.detach:
         print_outcome({"job": job}, job, options.as_json)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -158,7 +158,7 @@ class ManageClient:
         if isinstance(data := request.get("data"), Mapping):
             request["data"] = _sources(**data)
         if "corpus" in request:
-            request |= _sources(corpus=request["corpus"])
+            request |= _corpus_files(request["corpus"], request.get("dev", ()))
         answer = self.ask(action, **request, dry_run=True)
         if "plan" not in answer:
             answer = self.wait(str(answer["job"]), told).result or {}
@@ -193,22 +193,35 @@ class ManageClient:
         domain: str,
         *,
         corpus: SourceOrUpload,
+        dev: Sequence[SourceOrUpload] = (),
         parent: str | None = None,
         base: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
         """Pretrain a new domain on a corpus, below `parent` or the root. Returns the job's id.
 
-        `settings`: tokens, warmup_tokens, learning_rate, top_percent, seed. Raises AlreadyThereError, CorpusTooSmallError.
+        `dev` are files of labelled examples. The job measures on them and on held-out text whether the domain helps: `verdict`,
+        `why` and `advice` in its result. `settings`: tokens, warmup_tokens, learning_rate, top_percent (0 for a domain without
+        a table), seed. Raises AlreadyThereError, CorpusTooSmallError, DataError.
         """
-        source = _sources(corpus=corpus)
-        return self._submit("domain.create", domain=domain, **source, parent=parent, base=base, settings=settings)
+        files = _corpus_files(corpus, dev)
+        return self._submit("domain.create", domain=domain, **files, parent=parent, base=base, settings=settings)
 
     def update_domain(
-        self, domain: str, *, corpus: SourceOrUpload, base: str | None = None, settings: Mapping[str, Any] | None = None
+        self,
+        domain: str,
+        *,
+        corpus: SourceOrUpload,
+        dev: Sequence[SourceOrUpload] = (),
+        base: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Pretrain a domain's next version. Returns the job's id. Tenants keep the version of the domain that they use."""
-        return self._submit("domain.update", domain=domain, **_sources(corpus=corpus), base=base, settings=settings)
+        """Pretrain a domain's next version. Returns the job's id. Tenants keep the version of the domain that they use.
+
+        The version is compared with the version before, as `create_domain` compares with the parent.
+        """
+        files = _corpus_files(corpus, dev)
+        return self._submit("domain.update", domain=domain, **files, base=base, settings=settings)
 
     def delete_domain(self, domain: str, *, base: str | None = None) -> None:
         """Delete a domain. Raises UnknownDomainError, or DomainInUseError, which names tenants, domains and jobs over it."""
@@ -327,6 +340,11 @@ def _source(name: str, source: Any) -> Source:
 
 def _sources(**sources: Any) -> dict[str, Source]:
     return {name: _source(name, source) for name, source in sources.items() if source is not None}
+
+
+def _corpus_files(corpus: SourceOrUpload, dev: Sequence[SourceOrUpload]) -> dict[str, Any]:
+    """Return the keys of a request that name a domain's files."""
+    return {**_sources(corpus=corpus), "dev": [_source("dev", source) for source in dev] or None}
 
 
 def _without_none(**request: Any) -> dict[str, Any]:

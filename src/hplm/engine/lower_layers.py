@@ -1,7 +1,7 @@
 """Lower encoders by form, as artifacts, and packed for serving.
 
 A base has a lower encoder. A domain version has its own, further pretrained: its branch table was computed with it, and its
-misses are computed with it.
+misses are computed with it. A version without a table computes every n-gram with it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hplm.models.base import Base, fill, write_weights
 from hplm.models.device import in_dtype
 from hplm.models.lower import LowerEncoder
 from hplm.store import artifact
+from hplm.store.domain_version import LOWER_KIND as KIND
 from hplm.store.layout import Store
 
 # Installed packages add forms through entry points of this group.
 GROUP = "hplm.lower_forms"
 LOWER_FORMS: dict[str, type[LowerEncoder]] = {form.form: form for form in (NgramEncoder, WindowEncoder)}
 
-KIND = "lower"
 WEIGHTS = "lower.safetensors"
 # The base's word embeddings, most of a small model's bytes. Further pretraining does not change them, so domains share them.
 SHARED = "word_embeddings.weight"

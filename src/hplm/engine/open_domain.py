@@ -26,7 +26,7 @@ from hplm.plot.keys import pack
 from hplm.plot.lookup_plan import LookupPlan, Table, plan, resolve
 from hplm.plot.overlay import Overlay
 from hplm.plot.table import PlotTable, Rows, Spare, Values
-from hplm.store import artifact
+from hplm.store import artifact, domain_version
 from hplm.store.layout import Store, levels
 
 # n-grams of a product are filled up to a multiple of this number, see `hplm.engine.kernels.onednn`. A window costs as much as
@@ -95,9 +95,9 @@ def compute_ngrams(
 class OpenDomain:
     """Look-up over the tables of one path through a version tree. Not thread-safe: one batch at a time.
 
-    `chain` holds the n-gram tables, branch first, root last. In miss mode `backoff`, without `lower`, a miss goes on to the
-    bigrams and unigrams of `shorter`. In mode `compute`, `lower` computes a miss. An overlay of `overlay_windows` n-grams then
-    remembers it, in `room` if there is one.
+    `chain` holds the n-gram tables, branch first, root last, or none (see `hplm.store.domain_version.searched`). In miss mode
+    `backoff`, without `lower`, a miss goes on to the bigrams and unigrams of `shorter`. In mode `compute`, `lower` computes a
+    miss. An overlay of `overlay_windows` n-grams then remembers it, in `room` if there is one.
     """
 
     def __init__(
@@ -208,35 +208,47 @@ def open_lineage(
     """Open the look-up over a domain version, as serving, fine-tuning and measuring all do it.
 
     `lineage` holds the folders of its versions, its own first, its root's last, relative to the store or absolute. The lower
-    encoder of the first computes a miss on `device`, and the overlay remembers it for this look-up alone. `base_lower` is the
-    base's lower encoder if it is loaded already; all domains of a base share its word embeddings. The encoders are packed here
-    and serve look-ups alone from then on (see `lower_layers.pack`). With `quantization` int8 their products are in int8.
+    encoder of the first computes a miss on `device`, and the overlay remembers it for this look-up alone. Tables above a
+    version without a table are not opened. `base_lower` is the base's lower encoder if it is loaded already; all domains of a
+    base share its word embeddings. The encoders are packed here and serve look-ups alone from then on (see
+    `lower_layers.pack`). With `quantization` int8 their products are in int8.
     Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, StoreUnavailableError or ConfigError.
     """
-    *branches, root = (store.root / path for path in lineage)
-    whole, *shorter = levels(base.config.window)
+    folders = [store.root / path for path in lineage]
+    with_branch, root = domain_version.searched(folders)
+    if miss != "compute" and root is None:
+        without = folders[len(with_branch)]
+        raise ConfigError(
+            f"version {without.name} of domain {without.parent.name!r} has no table, so its n-grams cannot be answered with "
+            f"miss {miss}: set miss to compute (`hplm build export --miss compute`), or build a version with a table "
+            "(`hplm domain update --top 10`)"
+        )
     overlay_windows = overlay_windows if miss == "compute" else 0
     dtype = dtype or choose_dtype("auto", device)
     lower = lowers.of_lineage(store, base, lineage, base_lower=base_lower, verify=verify) if miss == "compute" else None
     if lower is not None:
         lower.to(device)
         lowers.pack(lower, dtype, base if quantization == "int8" else None)
-    opened, room = tables.load_together(
-        [*(branch / "branch" for branch in branches), root / whole, *(root / level for level in shorter)],
-        fingerprint=base.fingerprint,
-        verify=verify,
-        spare_vectors=overlay_windows * base.config.vectors_per_ngram,
-    )
+    folders_of_tables = [folder / "branch" for folder in with_branch]
+    if root is not None:
+        folders_of_tables += [root / level for level in levels(base.config.window)]
+    opened: list[PlotTable] = []
+    room = None
+    if folders_of_tables:
+        opened, room = tables.load_together(
+            folders_of_tables,
+            fingerprint=base.fingerprint,
+            verify=verify,
+            spare_vectors=overlay_windows * base.config.vectors_per_ngram,
+        )
     if lower is None and not len(opened[-1].keys):
         raise ConfigError("the domain has no unigrams to back off to, as in a generated fleet: set miss to compute")
-    named = [
-        replace(table, name=f"domain:{table.name}") if table.name in LEVELS else table
-        for table in opened[: len(branches)]
-    ]
+    branches, of_root = opened[: len(with_branch)], opened[len(with_branch) :]
+    named = [replace(table, name=f"domain:{table.name}") if table.name in LEVELS else table for table in branches]
     return OpenDomain(
         base.config,
-        [*named, *opened[len(branches) : -len(shorter)]],
-        opened[-len(shorter) :],
+        [*named, *of_root[:1]],
+        of_root[1:],
         lower,
         overlay_windows=overlay_windows,
         room=room,

@@ -55,10 +55,19 @@ def level(table: PlotTable) -> Stored:
 def lineage(
     store: Store, base: Base, folders: Sequence[Path | str], miss: str
 ) -> tuple[list[Stored], LowerEncoder | None]:
-    """Return the `levels` and `lower` that `merged` takes for a domain version, its own folder first and its root's last."""
-    places = [store.root / folder / "branch" for folder in folders[:-1]]
+    """Return the `levels` and `lower` that `merged` takes for a domain version, its own folder first and its root's last.
+
+    A version without a table ends the levels.
+    """
+    places = []
     root = store.root / folders[-1]
-    places.append(root / "root")
+    for folder in folders[:-1]:
+        if not (store.root / folder / "branch").is_dir():
+            assert miss == "compute", f"{folder} has no table"
+            break
+        places.append(store.root / folder / "branch")
+    else:
+        places.append(root / "root")
     if miss == "backoff":
         places += [root / "bigram", root / "unigram"] if base.config.window > 2 else [root / "unigram"]
     levels = [level(tables.load(place, fingerprint=base.fingerprint)) for place in places]

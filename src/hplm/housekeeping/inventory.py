@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hplm.errors import ArtifactError, CorruptArtifactError
 from hplm.store import artifact
 from hplm.store.artifact import Artifact
+from hplm.store.domain_version import LOWER_KIND, has_branch
 from hplm.store.layout import Store, levels
 
 Kind = Literal["base", "plot", "domain", "tenant", "bank", "upload", "scratch", "leftover"]
@@ -125,7 +126,8 @@ def read_parts(folder: Path, kind: Kind) -> list[Artifact]:
         size = artifact.read(folder / "root", "plot-table").meta["size"]
         return [artifact.read(folder / level, "plot-table") for level in levels(size)]
     if kind == "domain":
-        return [artifact.read(folder / "branch", "plot-table"), artifact.read(folder / "lower", "lower")]
+        branch = [artifact.read(folder / "branch", "plot-table")] if has_branch(folder) else []
+        return [artifact.read(folder / "lower", LOWER_KIND), *branch]
     return [artifact.read(folder, kind)]
 
 

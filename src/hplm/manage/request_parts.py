@@ -65,7 +65,8 @@ class TuneSettings:
 class PretrainSettings:
     """Settings of a domain's pretraining. A setting that is not given has the builder's default.
 
-    `tokens` is the number of tokens to train on, after `warmup_tokens` that train only the head for masked words.
+    `tokens` is the number of tokens to train on, after `warmup_tokens` that train only the head for masked words. With
+    `top_percent` 0 the domain has no table. An update without `top_percent` of a domain without a table makes no table.
     """
 
     tokens: int | None = None
@@ -78,7 +79,8 @@ class PretrainSettings:
         between("tokens", self.tokens, 1, 10**10)
         between("warmup_tokens", self.warmup_tokens, 1, 10**10)
         between("learning_rate", self.learning_rate, 1e-7, 1.0)
-        between("top_percent", self.top_percent, 1e-3, 100.0)
+        if self.top_percent != 0:
+            between("top_percent (or 0 for no table)", self.top_percent, 1e-3, 100.0)
         between("seed", self.seed, 0, 2**31 - 1)
 
 

@@ -21,6 +21,7 @@ from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, TuneS
 from hplm.registry.records import JobState
 from hplm.tasks.task_loader import task_named
 
+MOST_DEV_FILES = 16  # most files of labelled examples to compare a domain on
 MOST_LISTED = 1000  # most entries of one listing
 MOST_INTEGER = 1 << 62  # largest size or offset of a file
 MOST_VERSION = (1 << 31) - 1  # the largest number that PostgreSQL's column holds
@@ -95,15 +96,24 @@ class ListTenants(ManageRequest):
 
 @dataclass(frozen=True)
 class Pretrain(ManageRequest):
-    """A request to pretrain a new domain below `parent` or the root, or a domain's next version, whose parent stays."""
+    """A request to pretrain a new domain below `parent` or the root, or a domain's next version, whose parent stays.
+
+    `dev` are files of labelled examples, on which the job measures whether the domain helps.
+    """
 
     domain: str
     corpus: Source
+    dev: tuple[Source, ...] = ()
     base: str | None = None
     parent: str | None = None
     settings: PretrainSettings = field(default_factory=PretrainSettings)
     dry_run: bool = False
     drop_uploads: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.dev) > MOST_DEV_FILES:
+            raise ConfigError(f"dev must be at most {MOST_DEV_FILES} files, got {len(self.dev)}")
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,12 @@ class ManageService:
             self._check_new("domain", name, f"domain:{base}/{name}", is_there=is_there)
             parent = request.parent or self._root(base)
         self._check_domain(base, parent)
+        if request.settings.top_percent == 0 and self._settings.miss == "backoff":
+            raise BadManageRequestError(
+                "this server answers misses by back-off, and a domain with top_percent 0 has no table to back off from: give "
+                "top_percent above 0, or export the server's models with --miss compute"
+            )
+        self._check_files(request.dev, DATA_ENDINGS, self._settings.max_data_bytes)
         size_bytes = self._check_files([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes)
         if size_bytes < (least := self._settings.min_corpus_tokens):
             self._drop([request.corpus])
@@ -157,6 +163,8 @@ class ManageService:
         details = {
             "parent": parent,
             "corpus": pinned(request.corpus, self._settings),
+            "dev": [pinned(source, self._settings) for source in request.dev],
+            "most_data_bytes": self._settings.max_data_bytes,
             "min_corpus_tokens": self._settings.min_corpus_tokens,
             "most_corpus_bytes": self._settings.max_upload_bytes,
         }

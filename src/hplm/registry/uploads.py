@@ -146,7 +146,7 @@ def check_uploads(connection: Connection, request: dict[str, Any]) -> None:
 
 def uploads_of(request: dict[str, Any]) -> set[str]:
     """Return the ids of the uploads that a job's request names."""
-    sources = [*request.get("data", {}).values(), request.get("corpus", {})]
+    sources = [*request.get("data", {}).values(), request.get("corpus", {}), *request.get("dev", [])]
     return {source["upload"] for source in sources if "upload" in source}
 
 

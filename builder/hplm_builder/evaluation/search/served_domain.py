@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from hplm.core.settings import Quantization
+from hplm.engine import lower_layers as lowers
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
 from hplm.models.lower import LowerEncoder
 from hplm.plot import table as tables
-from hplm.store import artifact
+from hplm.store import artifact, domain_version
 from hplm.store.layout import Store
 from hplm_builder.evaluation.search.eval_task import EvalTask
 from hplm_builder.evaluation.search.study import RATES, FeatureSource, MakeBody, Variant, hbert_body, with_adapters
@@ -65,12 +66,15 @@ class ServedDomain:
 
     def about(self, task: EvalTask | None = None) -> dict[str, Any]:
         """Return what the features depend on, in JSON values; the same for every task."""
-        *branches, root = (self.store.root / path for path in self.lineage)
-        folders = [*(branch / "branch" for branch in branches), root / "root"]
+        folders = [self.store.root / path for path in self.lineage]
+        with_branch, root = domain_version.searched(folders)
+        read = [(folder / "branch", tables.KIND) for folder in with_branch]
+        # Without the root's table, features depend on the version's own encoder alone.
+        read.append((folders[0] / "lower", lowers.KIND) if root is None else (root / "root", tables.KIND))
         return {
             "base": self.base.fingerprint,
             "domain": self.domain,
-            "tables": [artifact.read(folder, tables.KIND).fingerprint for folder in folders],
+            "tables": [artifact.read(folder, kind).fingerprint for folder, kind in read],
             "miss": self.miss,
             # Left out for `none`, because results from before there was a choice do not name it.
             **({} if self.quantization == "none" else {"quantization": self.quantization}),

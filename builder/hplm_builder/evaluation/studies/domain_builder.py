@@ -119,7 +119,7 @@ class DomainBuilder:
             lower = lowers.of_lineage(self.parent.store, base, self.parent.lineage)
             model = HalvesMaskedLm(lower, base, prepared.token_counts, settings.seed, halves)
             model.to(choose_device(self.device.type))
-            losses = train(model, prepared.text, prepared.held_out, prepared.vocabulary, settings, report)
+            losses = train(model, prepared.text, prepared.held_out, prepared.vocabulary, settings, report).summary()
             state = model.lower.state_dict(), model.upper.state_dict()
             bases.save(folder / "base", base.config, *state, base.tokenizer_path.read_bytes(), {"masked_lm": losses})
             return {"masked_lm": losses}

@@ -105,7 +105,7 @@ def test_training_lowers_the_held_out_loss_and_changes_the_lower_layers_alone(
     model = model_over(tiny_base, chains(200, 0))
     lower, upper = weights(model.lower), weights(model.upper)
     settings = MaskedLmSettings(total_tokens=80 * 512, warmup_tokens=20 * 512, learning_rate=5e-3, batch_tokens=512)
-    losses = train(model, chains(200, 0), chains(30, 1), known, settings, silent)
+    losses = train(model, chains(200, 0), chains(30, 1), known, settings, silent).summary()
     assert losses["after"]["loss"] < 0.9 * losses["before"]["loss"]
     assert losses["after"]["accuracy"] > losses["before"]["accuracy"]
     after = weights(model.lower)
@@ -118,7 +118,8 @@ def test_training_lowers_the_held_out_loss_and_changes_the_lower_layers_alone(
 def test_a_held_out_text_too_short_to_mask_a_token_in_has_no_loss(tiny_base: Base, known: Vocabulary) -> None:
     held = PackedText(known.ordinary[:3], np.array([3]))
     losses = train(model_over(tiny_base, chains(50, 0)), chains(50, 0), held, known, SETTINGS, silent)
-    assert losses == {step: {"loss": None, "accuracy": None} for step in ("before", "after")}
+    assert losses.summary() == {step: {"loss": None, "accuracy": None} for step in ("before", "after")}
+    assert losses.difference() is None
 
 
 def test_while_the_head_warms_up_everything_else_stays(tiny_base: Base, known: Vocabulary) -> None:

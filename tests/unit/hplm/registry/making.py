@@ -64,11 +64,12 @@ def put_plot(store: Store, name: str, base: str) -> None:
         put(store, f"plots/{name}/{level}", "plot-table", base=base, size=3)
 
 
-def put_domain(store: Store, path: str, base: str, parent: str = "") -> None:
+def put_domain(store: Store, path: str, base: str, parent: str = "", *, has_branch: bool = True) -> None:
     with artifact.replacing(store.path(path)) as partial:
         inside = Store(partial)
-        put(inside, "branch", "plot-table", base=base, domain={"parent": parent} if parent else {})
-        put(inside, "lower", "lower", base=base)
+        if has_branch:
+            put(inside, "branch", "plot-table", base=base)
+        put(inside, "lower", "lower", base=base, has_branch=has_branch, domain={"parent": parent} if parent else {})
 
 
 def put_tenant(store: Store, path: str, base: str, domain: str = "") -> None:
