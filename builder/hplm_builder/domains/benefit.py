@@ -23,7 +23,8 @@ from hplm.models.device import in_dtype
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData, LabelledFile
-from hplm_builder.data.labelled_files import read_data
+from hplm_builder.data.labelled_checks import check_data
+from hplm_builder.data.labelled_files import read_file
 from hplm_builder.domains.verdict import DevResult, Rows, compare
 from hplm_builder.tenants.bodies import UpperModel, fastest_format
 from hplm_builder.tenants.finetune import TaskHead
@@ -52,8 +53,10 @@ class DevSet:
     @classmethod
     def read(cls, file: LabelledFile) -> DevSet:
         """Read a file in a format of tenants' data. Raises DataError, also for fewer than LEAST_EXAMPLES."""
-        found = read_data(file)
-        examples = sample_of([*found.train, *found.dev], MOST_EXAMPLES)
+        rows = read_file(file)
+        # The same rows as dev, so that none are split off.
+        found = check_data(rows, rows, [])
+        examples = sample_of(found.train, MOST_EXAMPLES)
         if len(examples) < LEAST_EXAMPLES:
             raise DataError(
                 f"{file.name} holds {len(examples)} examples: {LEAST_EXAMPLES} are needed to tell two encoders apart"
@@ -102,7 +105,8 @@ class DevExamples:
             return []
         lookup = open_lineage(self.store, self.base, lineage, device=self.device)
         body = UpperModel(in_dtype(self.base.load_upper().to(self.device), fastest_format(self.device)[0])).eval()
-        tick = counted("", sum(len(dev.data.train) for dev in self.sets), lambda step, done: report(done))
+        # Each example is counted twice: when its features are taken, and when it is answered.
+        tick = counted("", 2 * sum(len(dev.data.train) for dev in self.sets), lambda step, done: report(done))
         return [self._answer(dev, plot_features(lookup), body, tick) for dev in self.sets]
 
     def _answer(self, dev: DevSet, featurise: Featurise, body: nn.Module, tick: Callable[[int], None]) -> Answered:
@@ -117,9 +121,11 @@ class DevExamples:
             others = np.flatnonzero(folds != fold).tolist()
             head = _fit([states[i] for i in others], [examples[i] for i in others], data, tick)
             weight, bias = torch.from_numpy(head.weight), torch.from_numpy(head.bias)
-            for i in np.flatnonzero(folds == fold).tolist():
+            own = np.flatnonzero(folds == fold).tolist()
+            for i in own:
                 outputs = (states[i] @ weight.T + bias).numpy()
                 answers[i], _ = task.decode(outputs, data.labels, examples[i].tokens, head.transitions)
+            tick(len(own))
         return Answered(dev, examples, answers)
 
 

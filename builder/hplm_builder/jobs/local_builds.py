@@ -23,6 +23,7 @@ from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.records import PLAN, TenantRecord
 from hplm.reporting.progress import bar_report
+from hplm.store.domain_version import has_branch
 from hplm.store.layout import Store
 from hplm_builder.convert.checkpoint import work_place
 from hplm_builder.data.labelled import LabelledData, LabelledFile
@@ -127,7 +128,7 @@ def build_domain(
 
     `parent` None is the domain's parent, and DEFAULT_ROOT for a new domain. An interrupted build continues where it was. A
     `dry_run` returns only what the build would cost. `dev` are files of labelled examples to compare on. With `keep_top` an
-    update of a version without a table makes no table, whatever the settings say.
+    update of a version without a table makes none.
 
     Raises DataError for a root and for another parent than the domain has, ConflictError if the domain has an
     unfinished job, and what `register_root` and `run_local_job` raise.
@@ -147,9 +148,9 @@ def build_domain(
             raise DataError(f"domain {name!r} is below {current.parent!r}, which its next version cannot change")
         register_root(registry, store, base, parent)
         given = asdict(settings)
-        if keep_top:
-            # The job decides by the current version; without one `top_percent` has its default.
-            del given["top_percent"]
+        if keep_top and current is not None:
+            version = registry.current_domain(base_name, name)
+            given["top_percent"] = settings.top_percent if has_branch(store.path(version.path)) else 0.0
         files = [LabelledFile(path, path.name) for path in dev]
         request = {
             **COMMON,

@@ -27,7 +27,7 @@ from hplm.models.base import Base, fill, write_weights
 from hplm.models.device import in_dtype
 from hplm.models.lower import LowerEncoder
 from hplm.store import artifact
-from hplm.store.domain_version import LOWER_KIND as KIND
+from hplm.store.domain_version import LOWER_KIND
 from hplm.store.layout import Store
 
 # Installed packages add forms through entry points of this group.
@@ -85,7 +85,7 @@ def load_lower(base: Base) -> LowerEncoder:
 def save(folder: Path, base: Base, lower: LowerEncoder, meta: dict[str, Any]) -> None:
     """Publish a domain version's lower encoder, without the base's word embeddings. `meta` goes into its manifest."""
     state = {name: value for name, value in lower.state_dict().items() if name != SHARED}
-    with artifact.publish(folder, KIND, {"base": base.fingerprint, **meta}) as partial:
+    with artifact.publish(folder, LOWER_KIND, {"base": base.fingerprint, **meta}) as partial:
         write_weights(partial / WEIGHTS, state)
 
 
@@ -94,7 +94,7 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
 
     Raises MissingArtifactError, CorruptArtifactError or WrongBaseError.
     """
-    stored = artifact.read(folder, KIND)
+    stored = artifact.read(folder, LOWER_KIND)
     if stored.meta.get("base") != base.fingerprint:
         raise WrongBaseError(
             f"{folder} was trained over base {stored.meta.get('base')}, this base is {base.fingerprint}: "

@@ -273,7 +273,7 @@ def verify_domain(folder: Path) -> None:
     if not folder.is_dir():
         raise MissingArtifactError(f"no domain version in {folder}: `hplm store verify` tells what is lost")
     for part in sorted(path for path in folder.iterdir() if not path.name.startswith(".")):
-        artifact.read(part, lowers.KIND if part.name == "lower" else tables.KIND).verify()
+        artifact.read(part, domain_version.LOWER_KIND if part.name == "lower" else tables.KIND).verify()
 
 
 def gather(lookup_plan: LookupPlan) -> Tensor:

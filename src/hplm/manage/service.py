@@ -118,7 +118,7 @@ class ManageService:
             )
         self._check_domain(base, domain, is_waited_for=not request.dry_run)
         files: dict[str, Source] = given(request.data)
-        self._check_files(files.values(), DATA_ENDINGS, self._settings.max_data_bytes)
+        self._check_files(files.values(), DATA_ENDINGS, self._settings.max_data_bytes, drop=files.values())
         details = {
             "tenant": name,
             "stays": kind == "tenant.update" and request.domain is None,  # on its domain at the time the job begins
@@ -151,10 +151,11 @@ class ManageService:
                 "this server answers misses by back-off, and a domain with top_percent 0 has no table to back off from: give "
                 "top_percent above 0, or export the server's models with --miss compute"
             )
-        self._check_files(request.dev, DATA_ENDINGS, self._settings.max_data_bytes)
-        size_bytes = self._check_files([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes)
+        sources = [request.corpus, *request.dev]
+        self._check_files(request.dev, DATA_ENDINGS, self._settings.max_data_bytes, drop=sources)
+        size_bytes = self._check_files([request.corpus], CORPUS_ENDINGS, self._settings.max_upload_bytes, drop=sources)
         if size_bytes < (least := self._settings.min_corpus_tokens):
-            self._drop([request.corpus])
+            self._drop(sources)
             # A token has at least one byte. The job counts the tokens.
             raise CorpusTooSmallError(
                 f"the corpus has {size_bytes:,} bytes, so no more tokens; a domain needs {least:,} tokens: "
@@ -223,8 +224,10 @@ class ManageService:
             raise BadManageRequestError(f"base {base!r} has several roots, {', '.join(roots)}: give one as `parent`")
         return roots[0]
 
-    def _check_files(self, sources: Collection[Source], endings: tuple[str, ...], most_bytes: int) -> int:
-        """Return the bytes of text in files. If a file cannot be used, drop all uploads, as a failed job does.
+    def _check_files(
+        self, sources: Collection[Source], endings: tuple[str, ...], most_bytes: int, *, drop: Collection[Source]
+    ) -> int:
+        """Return the bytes of text in files. If a file cannot be used, drop the uploads in `drop`, as a failed job does.
 
         Raises DataError and what `locate` raises.
         """
@@ -232,7 +235,7 @@ class ManageService:
             paths = [locate(pinned(source, self._settings), self._uploads) for source in sources]
             return sum(survey(path, endings, most_bytes) for path in paths)
         except DataError:
-            self._drop(sources)
+            self._drop(drop)
             raise
 
     def _drop(self, sources: Collection[Source]) -> None:

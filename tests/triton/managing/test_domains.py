@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,17 +40,19 @@ SETTINGS = DomainSettings(
 
 @dataclass(frozen=True)
 class Place:
-    """A server over a tree of domains: `law` over the root, `tax` over `law`, `art` over the root."""
+    """A server over a tree of domains: `law` over the root, `tax` over `law`, `art` over the root, `map` without a table."""
 
     server: TritonServer
     store: Store
     base: Base
 
-    def grow(self, name: str, parent: str, seed: int) -> DomainVersion:
+    def grow(self, name: str, parent: str, seed: int, settings: DomainSettings | None = None) -> DomainVersion:
         """Publish a domain's next version."""
         corpus = self.store.root.parent / f"{name}-{seed}.txt"
         corpus.write_text("\n".join(tiny.sentences(60, seed)) + "\n")
-        build_domain(self.store, "tiny", parent, name, corpus, SETTINGS, Progress(disable=True), device="cpu")
+        build_domain(
+            self.store, "tiny", parent, name, corpus, settings or SETTINGS, Progress(disable=True), device="cpu"
+        )
         with closing(Registry.open(self.store)) as registry:
             return registry.current_domain("tiny", name)
 
@@ -71,19 +73,20 @@ class Place:
 
 
 TEXTS = ["the red cat sings in Paris", "Anna", "a slow dog runs over the green hill and under the river " * 3]
-TENANTS = {"judge": "law", "clerk": "law", "taxman": "tax", "painter": "art", "plain": tiny.PLOT}
+TENANTS = {"judge": "law", "clerk": "law", "taxman": "tax", "painter": "art", "scout": "map", "plain": tiny.PLOT}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("domains")
     # One open domain less than there are: each is closed and opened again.
-    models = tiny.make_repository(folder, plot_settings={"most_domains": 3})
+    models = tiny.make_repository(folder, plot_settings={"most_domains": 4})
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()
         made = Place(server, *tiny.opened(folder))
         for seed, (name, parent) in enumerate((("law", tiny.PLOT), ("tax", "law"), ("art", tiny.PLOT))):
             made.grow(name, parent, seed)
+        made.grow("map", tiny.PLOT, 3, replace(SETTINGS, top_percent=0.0))
         for seed, (tenant, domain) in enumerate(TENANTS.items()):
             made.settle(tenant, domain, seed)
         made.await_seen()
@@ -105,7 +108,7 @@ def test_tenants_of_a_tree_of_domains_published_while_serving_get_the_references
 def test_the_same_text_reads_differently_in_two_domains(place: Place) -> None:
     assert np.abs(place.expected("judge", TEXTS[2]) - place.expected("plain", TEXTS[2])).max() > 0.1
     states = []
-    for tenant in ("judge", "taxman", "painter", "plain"):
+    for tenant in ("judge", "taxman", "painter", "scout", "plain"):
         with closing(Registry.open(place.store)) as registry:
             version = registry.tenant(tenant).current
             folders = [one.path for one in registry.lineage(version.domain_version_id)]

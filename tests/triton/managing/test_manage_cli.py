@@ -242,13 +242,17 @@ def test_a_domain_goes_through_its_life_with_a_tenant_on_it(
     with place.working():
         (plan,) = terminal.json("domain", "create", "law", "--corpus", str(corpora[0]), *settings, "--dry-run")
         assert plan["estimated_s"] > 0
-        (event,) = terminal.json("domain", "create", "law", "--corpus", str(corpora[0]), *settings)
+        create = ["domain", "create", "law", "--corpus", str(corpora[0]), "--dev", str(place.rows)]
+        (event,) = terminal.json(*create, *settings)
         assert event["state"] == "done"
+        assert f"law {event['result']['verdict']} on labelled examples" in event["result"]["why"]
         terminal.out("tenant", "create", "judge", "--train", str(place.rows), "--domain", "law", *FAST)
         place.await_seen()
         check()
         (first,) = terminal.json("domain", "show", "law")
-        terminal.out("domain", "update", "law", "--corpus", str(corpora[1]), *settings)
+        assert event["result"]["why"] in terminal.out("domain", "show", "law")
+        updated = terminal.out("domain", "update", "law", "--corpus", str(corpora[1]), *settings)
+        assert "on held-out text, and was measured on nothing else, compared with version" in updated
         place.await_seen()
         # Its tenant stays on the version that it was trained over, until it is updated.
         check()

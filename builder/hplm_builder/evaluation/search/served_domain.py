@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from hplm.core.settings import Quantization
-from hplm.engine import lower_layers as lowers
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError
 from hplm.models.base import Base
@@ -70,7 +69,7 @@ class ServedDomain:
         with_branch, root = domain_version.searched(folders)
         read = [(folder / "branch", tables.KIND) for folder in with_branch]
         # Without the root's table, features depend on the version's own encoder alone.
-        read.append((folders[0] / "lower", lowers.KIND) if root is None else (root / "root", tables.KIND))
+        read.append((folders[0] / "lower", domain_version.LOWER_KIND) if root is None else (root / "root", tables.KIND))
         return {
             "base": self.base.fingerprint,
             "domain": self.domain,

@@ -7,7 +7,9 @@ import errno
 import gzip
 import hashlib
 import itertools
+import json
 import resource
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.cli.build import app
+from hplm_builder.data.labelled import LabelledFile
 from hplm_builder.domains import domain_build
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
 from hplm_builder.domains.domain_corpus import prepare_corpus
@@ -50,6 +53,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from tests import tiny
 from tests.limits import limited
+from tests.unit.builder.domains.test_benefit import write_classes
 
 SETTINGS = DomainSettings(
     total_tokens=30 * 128, warmup_tokens=5 * 128, batch_tokens=128, top_percent=20.0, min_corpus_tokens=1000
@@ -105,12 +109,16 @@ def perturbed(base: Base, seed: int) -> LowerEncoder:
     return lower
 
 
-def grow(store: Store, base: Base, depth: int, per_level: int = 40) -> list[str]:
-    """Publish a lineage of `depth` versions, youngest first, over random n-grams of few tokens, so that levels overlap."""
+def grow(store: Store, base: Base, depth: int, per_level: int = 40, without_table: int = 0) -> list[str]:
+    """Publish a lineage of `depth` versions, youngest first, over random n-grams of few tokens, so that levels overlap.
+
+    The version `d<without_table>` has no table.
+    """
     lineage = [ROOT]
     for level in range(1, depth):
         rng = np.random.default_rng(level)
         grams = np.unique(rng.integers(5, 10, (per_level, base.config.window)), axis=0)
+        grams = grams[:0] if level == without_table else grams
         folder = store.domain("tiny", f"d{level}", 1)
         domain_build.publish(folder, base, perturbed(base, level), grams, {})
         lineage.insert(0, store.relative(folder))
@@ -139,6 +147,84 @@ def test_a_lookup_over_any_depth_equals_the_dictionary_reference(tmp_path: Path,
             np.testing.assert_allclose(lookup.hidden_states(ids, [len(ids)]), wanted, atol=4e-3, rtol=4e-3)
     names = {f"d{level}" for level in range(1, depth)} | {"root", "unigram" if miss == "backoff" else "computed"}
     assert names <= set(lookup.windows_by_level)
+
+
+@tiny.BOTH_FORMS
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize(("without", "depth"), [(1, 2), (2, 3), (1, 3), (2, 4)])
+def test_a_version_without_a_table_ends_the_search_and_computes_with_the_youngest_encoder(
+    tmp_path: Path, form: str, n: int, without: int, depth: int
+) -> None:
+    store = Store(tmp_path)
+    base = tiny.make_base(store, tiny.config(window=n, form=form))
+    build_plot(store, "tiny", "general", tiny.sentences(40), 40.0, Progress(disable=True), dtype="float32")
+    lineage = grow(store, base, depth, without_table=without)
+    lookup = open_lineage(store, base, lineage, overlay_windows=16, dtype=torch.float32)
+    levels, lower = reference.lineage(store, base, lineage, "compute")
+    assert len(levels) == depth - 1 - without
+    for seed in range(3):
+        for ids in texts_for(base, seed):
+            wanted = reference.merged(ids.tolist(), base.config, levels, lower).numpy()
+            np.testing.assert_allclose(lookup.hidden_states(ids, [len(ids)]), wanted, atol=4e-3, rtol=4e-3)
+    younger = {f"d{level}" for level in range(without + 1, depth)}
+    assert set(lookup.windows_by_level) == younger | {"overlay", "computed"}
+
+
+def test_a_text_over_a_version_without_a_table_has_the_same_bits_computed_and_remembered(
+    store: Store, base: Base
+) -> None:
+    lookup = open_lineage(store, base, grow(store, base, 2, without_table=1))
+    ids = np.arange(20, 60)
+    first = lookup.hidden_states(ids, [40])
+    lookup.windows_by_level.clear()
+    np.testing.assert_array_equal(lookup.hidden_states(ids, [40]), first)
+    assert set(lookup.windows_by_level) == {"overlay"}
+
+
+def test_a_version_without_a_table_is_no_more_than_its_encoder(store: Store, base: Base) -> None:
+    lineage = grow(store, base, 2, without_table=1)
+    assert sorted(path.name for path in store.path(lineage[0]).iterdir()) == ["lower"]
+    # The root's tables are not even opened.
+    with_lost_root = [lineage[0], "plots/nowhere"]
+    ids = np.arange(20, 60)
+    np.testing.assert_array_equal(
+        open_lineage(store, base, with_lost_root).hidden_states(ids, [40]),
+        open_lineage(store, base, lineage).hidden_states(ids, [40]),
+    )
+
+
+@pytest.mark.parametrize(("depth", "name"), [(2, "d1"), (3, "d1")])
+def test_back_off_from_a_version_without_a_table_is_refused_by_name(
+    store: Store, base: Base, depth: int, name: str
+) -> None:
+    lineage = grow(store, base, depth, without_table=1)
+    with pytest.raises(ConfigError, match=rf"version 1 of domain '{name}' has no table.* set miss to compute"):
+        open_lineage(store, base, lineage, miss="backoff")
+
+
+def test_a_table_that_was_lost_is_missing_and_not_taken_for_a_version_without_one(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    base = tiny.make_base(store, tiny.config())
+    build_plot(store, "tiny", "general", tiny.sentences(40), 40.0, Progress(disable=True), dtype="float32")
+    lineage = grow(store, base, 2)
+    shutil.rmtree(store.path(lineage[0]) / "branch")
+    with pytest.raises(MissingArtifactError):
+        open_lineage(store, base, lineage)
+
+
+def test_a_domain_of_no_percent_has_no_table_and_an_update_may_take_the_table_away_or_add_one(
+    store: Store, base: Base, corpus: Path, medical: str, tmp_path: Path
+) -> None:
+    none = replace(SETTINGS, top_percent=0.0)
+    plan = estimate_domain(store, "tiny", [medical, ROOT], corpus, none, silent, before=medical)
+    bare, again = tmp_path / "bare" / "2", tmp_path / "again" / "3"
+    about = build_domain(store, "tiny", [medical, ROOT], bare, corpus, none, silent, before=medical)
+    assert (about["rows"], about["branch_bytes"], about["corpus_hit_rate"]) == (plan["rows"], 0, 0.0) == (0, 0, 0.0)
+    assert about["lower_bytes"] == pytest.approx(plan["bytes"], abs=6000)
+    assert about["moved"] > 0
+    assert [path.name for path in bare.iterdir()] == ["lower"]
+    later = build_domain(store, "tiny", [bare, ROOT], again, corpus, SETTINGS, silent, before=str(bare))
+    assert later["rows"] == len(table.load(again / "branch", fingerprint=base.fingerprint).keys) > 0
 
 
 def test_a_window_is_answered_by_the_branch_then_its_parent_then_the_root_then_the_backoff(
@@ -286,6 +372,15 @@ def test_what_a_domain_says_of_itself(store: Store, corpus: Path, tmp_path: Path
     assert about["rows"] == round(0.2 * about["corpus"]["distinct_ngrams"])
     assert 0 < about["corpus_hit_rate"] < 1
     assert about["moved"] > 0
+    benefit = about["benefit"]
+    assert benefit["verdict"] in benefit["why"]
+    assert benefit["compared_with"] == "general"
+    assert benefit["held_out_text"]["before"] == about["masked_lm"]["before"]["loss"]
+    assert benefit["held_out_text"]["after"] == about["masked_lm"]["after"]["loss"]
+    assert benefit["dev"] == []
+    kept = json.loads((folder / "lower" / "manifest.json").read_text())["meta"]["domain"]
+    assert kept == {key: about[key] for key in kept}
+    assert kept["benefit"] == benefit
     for part in ("branch", "lower"):
         assert about[f"{part}_bytes"] == sum(path.stat().st_size for path in (folder / part).iterdir())
     assert list(dict.fromkeys(step for step, _ in told)) == [
@@ -300,6 +395,50 @@ def test_what_a_domain_says_of_itself(store: Store, corpus: Path, tmp_path: Path
     assert progress == sorted(progress)
     assert progress[0] == 0
     assert progress[-1] == pytest.approx(1)
+
+
+def test_a_domain_is_compared_with_its_start_on_labelled_examples(store: Store, corpus: Path, tmp_path: Path) -> None:
+    examples = write_classes(tmp_path / "colours.csv")
+    folder, told = tmp_path / "law" / "1", list[tuple[str, float]]()
+    settings = replace(SETTINGS, top_percent=0.0)
+    given = store, "tiny", [ROOT], folder, corpus, settings
+    about = build_domain(*given, lambda *one: told.append(one), dev=[examples])
+    (result,) = about["benefit"]["dev"]
+    assert (result["file"], result["metric"], result["examples"]) == ("colours.csv", "accuracy", 60)
+    assert "colours.csv, 60 examples: accuracy" in about["benefit"]["why"]
+    # The manifest has the verdict too, so that `hplm store adopt` keeps it.
+    manifest = json.loads((folder / "lower" / "manifest.json").read_text())
+    assert manifest["meta"]["domain"]["benefit"] == about["benefit"]
+    assert [path.name for path in folder.iterdir()] == ["lower"]
+    steps = list(dict.fromkeys(step for step, _ in told))
+    assert steps == [
+        "read the corpus",
+        "answer labelled examples before",
+        "warm up the head",
+        "measure before",
+        "further pretrain",
+        "measure after",
+        "answer labelled examples after",
+    ]
+    progress = [one for _, one in told]
+    assert progress == sorted(progress)
+    assert progress[-1] == pytest.approx(1)
+    plans = [estimate_domain(store, "tiny", [ROOT], corpus, settings, silent, dev=files) for files in ([], [examples])]
+    assert plans[0]["bytes"] == plans[1]["bytes"]
+
+
+def test_examples_that_no_tenant_could_have_are_refused_before_the_training(
+    store: Store, corpus: Path, tmp_path: Path
+) -> None:
+    poor = tmp_path / "poor.csv"
+    poor.write_text("text,label\n" + "a cat,red\n" * 30)
+    folder, seen = tmp_path / "law" / "1", Seen()
+    for run in (build_domain, estimate_domain):
+        places = [folder] if run is build_domain else []
+        with pytest.raises(DataError, match="one class"):
+            run(store, "tiny", [ROOT], *places, corpus, SETTINGS, seen, dev=[LabelledFile(poor, poor.name)])
+    assert not seen.trained
+    assert not folder.exists()
 
 
 def test_a_child_starts_from_its_parents_lower_layers(
@@ -498,7 +637,7 @@ def test_training_that_diverges_is_an_error_and_publishes_nothing(corpus: Path, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("change", [{"top_percent": 0.0}, {"top_percent": 101.0}, {"min_corpus_tokens": -1}])
+@pytest.mark.parametrize("change", [{"top_percent": -1.0}, {"top_percent": 101.0}, {"min_corpus_tokens": -1}])
 def test_settings_out_of_range_are_refused_by_name(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         DomainSettings(**change)  # type: ignore[arg-type]

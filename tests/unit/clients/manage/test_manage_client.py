@@ -459,12 +459,15 @@ def test_a_dry_run_names_files_as_its_job_does(transport: InProcess, rows: Path)
     with ManageClient(transport=transport) as client:
         client.plan("tenant.create", tenant="acme", data={"train": upload, "dev": client.on_server("dev.csv")})
         client.plan("domain.create", domain="medical", corpus=upload)
+        client.plan("domain.create", domain="medical", corpus=upload, dev=[upload, client.on_server("dev.csv")])
         with pytest.raises(errors.BadInputError, match="train: give what `upload` or `on_server` returned"):
             client.plan("tenant.create", tenant="acme", data={"train": rows})
     assert [request.get("data", request.get("corpus")) for request in requests] == [
         {"train": {"upload": "u1"}, "dev": {"path": "dev.csv"}},
         {"upload": "u1"},
+        {"upload": "u1"},
     ]
+    assert [request.get("dev") for request in requests] == [None, None, [{"upload": "u1"}, {"path": "dev.csv"}]]
 
 
 def test_a_dry_run_returns_the_plan_that_a_worker_process_made(

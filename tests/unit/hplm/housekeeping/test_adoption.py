@@ -315,3 +315,30 @@ def test_what_is_published_or_collected_while_a_store_is_checked_is_no_problem(
     monkeypatch.setattr(garbage_collection, "_check", changing)
     assert garbage_collection.verify(store, registry, NOW_S) == garbage_collection.Verdict((), ())
     assert calls == 2
+
+
+def test_a_domain_without_a_table_is_whole_and_adopted_and_a_lost_table_is_named(
+    store: Store, registry: Registry, base: str
+) -> None:
+    put_base(store)
+    put_domain(store, "domains/b/law/1", base, "plots/general", has_branch=False)
+    put_domain(store, "domains/b/tax/1", base, "domains/b/law/1")
+    assert garbage_collection.adopt(store, registry, NOW_S).skipped == ()
+    assert [(one.name, one.parent) for one in registry.domains()] == [
+        ("general", None),
+        ("law", "general"),
+        ("tax", "law"),
+    ]
+    assert garbage_collection.verify(store, registry, NOW_S) == garbage_collection.Verdict((), ())
+    shutil.rmtree(store.path("domains/b/tax/1/branch"))
+    (problem,) = garbage_collection.verify(store, registry, NOW_S).problems
+    assert problem.where == "domains/b/tax/1"
+    assert problem.what.startswith("MISSING_ARTIFACT: no plot-table in")
+
+
+def test_a_deleted_domain_without_a_table_is_collected(store: Store, registry: Registry, base: str) -> None:
+    put_domain(store, "domains/b/law/1", base, "plots/general", has_branch=False)
+    garbage_collection.adopt(store, registry, NOW_S)
+    registry.delete_domain("b", "law", NOW_S)
+    garbage_collection.collect(store, registry, time.time() + 1000)
+    assert not store.path("domains/b").exists()

@@ -15,7 +15,6 @@ import pytest
 
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
-from hplm.engine import lower_layers
 from hplm.errors import MissingArtifactError
 from hplm.housekeeping import garbage_collection
 from hplm.housekeeping.garbage_collection import Removed
@@ -25,6 +24,7 @@ from hplm.models import base_folder
 from hplm.plot import table
 from hplm.registry.records import DomainVersion, Snapshot
 from hplm.registry.registry import Registry
+from hplm.store import domain_version
 from hplm.store.layout import Store
 from tests.unit.hplm.housekeeping.stores import NOTHING, found, paths, publish
 from tests.unit.hplm.registry.making import NOW_S, publish_root, put_bank, put_domain, put_tenant
@@ -47,7 +47,7 @@ def test_the_kinds_are_those_that_the_artifacts_are_published_as() -> None:
     assert (
         *("base", "plot-table", "lower"),
         *("tenant", "bank"),
-    ) == (base_folder.KIND, table.KIND, lower_layers.KIND, tenants.KIND, bank_file.KIND)
+    ) == (base_folder.KIND, table.KIND, domain_version.LOWER_KIND, tenants.KIND, bank_file.KIND)
 
 
 def test_everything_in_a_store_is_found_in_its_place(store: Store, base: str) -> None:

@@ -17,7 +17,7 @@ from hplm_builder.tenants import tenant_job
 
 from hplm.adapters import tenant as tenants
 from hplm.engine.open_domain import OpenDomain, open_lineage
-from hplm.errors import ConfigError, ConflictError, DataError, UnknownDomainError
+from hplm.errors import BadManageRequestError, ConfigError, ConflictError, DataError, UnknownDomainError
 from hplm.housekeeping import garbage_collection
 from hplm.jobs.lease import JobTimings
 from hplm.jobs.worker_loop import Worker
@@ -263,6 +263,74 @@ def test_a_domain_is_made_and_a_tenant_stands_on_it(service: ManageService, stor
     base = bases.load(store.base("tiny"))
     lookup = open_lineage(store, base, [above.path for above in lineage])
     assert lookup.hidden_states(np.array([2, 9, 3]), [3]).shape == (3, base.config.hidden_size)
+
+
+def test_a_domains_job_says_whether_the_domain_helps_and_what_to_do(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    dev = [{"upload": upload(service, colours(60), "dev.csv")}]
+    job = create_domain(service, "law", dev=dev)
+    work(store)
+    result = registry.job(job).result
+    assert result is not None
+    assert result.keys() == {"domain", "base", "version", "verdict", "why", "advice"}
+    assert f"law {result['verdict']} on labelled examples, compared with general." in result["why"]
+    assert "dev.csv, 60 examples: accuracy" in result["why"]
+    assert "law" in result["advice"]
+    benefit = ask(service, "domain.show", domain="law")["domain"]["about"]["benefit"]
+    assert {key: benefit[key] for key in ("verdict", "why", "advice")} == {
+        key: result[key] for key in ("verdict", "why", "advice")
+    }
+    assert not registry.uploads()
+    # Texts of labelled examples are kept nowhere.
+    manifest = (store.domain("tiny", "law", 1) / "lower" / "manifest.json").read_text()
+    assert not [text for row in colours(60).splitlines()[1:] if (text := row.rpartition(",")[0]) in manifest]
+    source = {"upload": upload(service, corpus(seed=5), "more.txt")}
+    job = str(ask(service, "domain.update", domain="law", corpus=source, settings=QUICK_DOMAIN)["job"])
+    work(store)
+    updated = registry.job(job).result
+    assert updated is not None
+    assert "compared with version 1. " in updated["why"]
+    assert "no file of them was given (--dev)" in updated["why"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("text,label\na,x\nb,y\n", "dev.csv"), (colours(labels=["red"]), "one class")]
+)
+def test_a_domains_examples_that_teach_nothing_fail_with_the_reason_and_leave_nothing(
+    service: ManageService, store: Store, registry: Registry, content: str, words: str
+) -> None:
+    before = files_below(store)
+    job = create_domain(service, "law", dev=[{"upload": upload(service, content, "dev.csv")}])
+    work(store)
+    assert words in failure(registry, job, "BAD_DATA")
+    assert not registry.uploads()
+    assert files_below(store) == before
+
+
+def test_a_domain_without_a_table_serves_stays_without_one_and_is_refused_by_a_server_that_backs_off(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    settings = {**QUICK_DOMAIN, "top_percent": 0}
+    source = {"upload": upload(service, corpus(), "c.txt")}
+    ask(service, "domain.create", domain="law", corpus=source, settings=settings)
+    work(store)
+    del settings["top_percent"]
+    source = {"upload": upload(service, corpus(seed=5), "c.txt")}
+    ask(service, "domain.update", domain="law", corpus=source, settings=settings)
+    create_tenant(service, "acme", domain="law")
+    work(store)
+    version = registry.current_domain("tiny", "law")
+    assert (version.number, version.about["rows"]) == (2, 0)
+    assert [path.name for path in store.path(version.path).iterdir()] == ["lower"]
+    assert registry.tenant("acme").current.domain_version_id == version.id
+    with closing(make_service(store, miss="backoff")) as backing_off:
+        job = create_tenant(backing_off, "other", domain="law")
+        work(store)
+        assert "version 2 of domain 'law' has no table" in failure(registry, job, "BAD_CONFIG")
+        source = {"upload": upload(service, corpus(), "c.txt")}
+        with pytest.raises(BadManageRequestError, match="top_percent 0 has no table to back off from"):
+            ask(backing_off, "domain.create", domain="tax", corpus=source, settings={"top_percent": 0})
 
 
 def test_no_roll_back_spoils_an_update_that_runs(service: ManageService, store: Store, registry: Registry) -> None:

@@ -20,6 +20,7 @@ from hplm.manage.service import ManageService
 
 REQUESTS = ManageService.REQUESTS
 CREATE = {"action": "tenant.create", "tenant": "acme", "data": {"train": {"upload": "u1"}}}
+DOMAIN = {"action": "domain.create", "domain": "law", "corpus": {"path": "law.txt"}}
 SHA = "0" * 64
 WHOLE: list[dict[str, Any]] = [
     CREATE,
@@ -35,7 +36,14 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "tenant.show", "tenant": "acme"},
     {"action": "tenant.list", "prefix": "a", "after": "ab", "limit": 5},
     {"action": "domain.create", "domain": "law", "corpus": {"path": "law.txt"}, "settings": {"tokens": 1000}},
-    {"action": "domain.update", "domain": "law", "corpus": {"upload": "u1"}, "parent": "general"},
+    {
+        "action": "domain.update",
+        "domain": "law",
+        "corpus": {"upload": "u1"},
+        "dev": [{"upload": "u2"}, {"path": "dev.csv"}],
+        "parent": "general",
+        "settings": {"top_percent": 0},
+    },
     {"action": "domain.delete", "domain": "law"},
     {"action": "domain.show", "domain": "law", "base": "minilm-l6"},
     {"action": "domain.list"},
@@ -134,11 +142,14 @@ def test_nested_parts_become_classes_and_what_is_not_given_stays_open() -> None:
         ({"task": "poetry"}, "there is no task 'poetry'; there are classification, regression, tagging"),
         ({"domain": "../law"}, "domain: a name is 1 to 64"),
         ({"dry_run": "yes"}, "dry_run must be bool"),
+        ({**DOMAIN, "dev": {"upload": "u1"}}, "dev must be a list"),
+        ({**DOMAIN, "dev": [{"upload": "u1"}] * 17}, "dev must be at most 16 files, got 17"),
+        ({**DOMAIN, "settings": {"top_percent": 0.0001}}, r"\(or 0 for no table\) must be 0.001 to 100, got 0.0001"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(BadManageRequestError, match=words):
-        parse({**CREATE, **changed})
+        parse(changed if "corpus" in changed else {**CREATE, **changed})
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,12 @@ def test_an_upload_that_another_job_is_still_to_read_does_not_go_with_the_job_wh
 
 
 @pytest.mark.parametrize(
-    "request_of", [lambda u: {"data": {"train": {"upload": u}}}, lambda u: {"corpus": {"upload": u}}]
+    "request_of",
+    [
+        lambda u: {"data": {"train": {"upload": u}}},
+        lambda u: {"corpus": {"upload": u}},
+        lambda u: {"corpus": {"path": "c.txt"}, "dev": [{"upload": u}]},
+    ],
 )
 def test_no_job_waits_for_an_upload_that_is_gone(
     registry: Registry, request_of: Callable[[str], dict[str, Any]]

@@ -1,0 +1,141 @@
+"""What an encoder is worth to tenants: heads on frozen states, cross-validated."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hplm_builder.data.labelled import LabelledFile
+from hplm_builder.domains import domain_build
+from hplm_builder.domains.benefit import LEAST_EXAMPLES, DevExamples, DevSet, compare_answers
+from hplm_builder.domains.verdict import Verdict
+
+from hplm.engine.lower_layers import SHARED, load_lower
+from hplm.errors import DataError, JobCancelledError
+from hplm.models.base import Base
+from hplm.models.lower import LowerEncoder
+from hplm.store.layout import Store
+
+CPU = torch.device("cpu")
+ROOT = "plots/general"
+COUNT = 60
+
+
+def write_classes(path: Path) -> LabelledFile:
+    """Write texts whose class is their first word."""
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        for number in range(COUNT):
+            colour = ("red", "blue")[number % 2]
+            rows.writerow([" ".join([colour, *rng.choice(["cat", "dog", "runs"], 3)]), colour])
+    return LabelledFile(path, path.name)
+
+
+def write_numbers(path: Path) -> LabelledFile:
+    """Write texts whose value is their number of cats."""
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "score"])
+        for _ in range(COUNT):
+            cats = int(rng.integers(0, 5))
+            rows.writerow([" ".join(["cat"] * cats + ["dog"] * (5 - cats)), cats + 0.5])
+    return LabelledFile(path, path.name)
+
+
+def write_entities(path: Path) -> LabelledFile:
+    """Write texts that begin with a name."""
+    names = ("Anna", "Bob", "Eve")
+    rows = [
+        {
+            "text": f"{names[i % 3]} sings {'fast' if i % 2 else 'slow'}",
+            "entities": [[0, len(names[i % 3]), "PER"]],
+        }
+        for i in range(COUNT)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return LabelledFile(path, path.name)
+
+
+def publish(store: Store, base: Base, name: str, change: Callable[[LowerEncoder], object]) -> str:
+    """Publish a domain without a table, whose encoder is the base's after a change."""
+    lower = load_lower(base)
+    with torch.no_grad():
+        change(lower)
+    folder = store.domain("tiny", name, 1)
+    domain_build.publish(folder, base, lower, np.zeros((0, base.config.window), np.int64), {})
+    return store.relative(folder)
+
+
+def blind(lower: LowerEncoder) -> None:
+    """Let an encoder give the same vector for every n-gram."""
+    for name, parameter in lower.named_parameters():
+        if name != SHARED:
+            parameter.zero_()
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_store: Store) -> Store:
+    """The tiny store, to which domains may be added."""
+    copy = Store(tmp_path / "store")
+    copy.root.mkdir()
+    for part in ("bases", "plots"):
+        (copy.root / part).symlink_to(tiny_store.root / part)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("write", "file", "metric"),
+    [
+        (write_classes, "a.csv", "accuracy"),
+        (write_numbers, "a.csv", "pearson"),
+        (write_entities, "a.jsonl", "f1"),
+    ],
+    ids=["classification", "regression", "tagging"],
+)
+def test_an_encoder_that_sees_nothing_hurts_and_the_parents_own_makes_no_difference(
+    store: Store, tiny_base: Base, tmp_path: Path, write: Callable[[Path], LabelledFile], file: str, metric: str
+) -> None:
+    examples = DevExamples(store, tiny_base, [DevSet.read(write(tmp_path / file))], CPU)
+    versions = [publish(store, tiny_base, "same", lambda lower: None), publish(store, tiny_base, "blind", blind)]
+    told: list[float] = []
+    parent = examples.answer([ROOT], told.append)
+    same, sightless = (compare_answers(parent, examples.answer([version, ROOT], told.append)) for version in versions)
+    assert told.count(1.0) == 3
+    (result,) = sightless
+    assert (result.file, result.metric, result.examples) == (file, metric, COUNT)
+    assert result.scores.before > 0.8
+    assert Verdict("d", "general", None, sightless).outcome == "hurts"
+    assert Verdict("d", "general", None, same).outcome == "makes no difference"
+    assert [one.answers for one in parent] == [one.answers for one in examples.answer([ROOT], told.append)]
+
+
+def test_nothing_is_opened_if_there_are_no_examples(tmp_path: Path, tiny_base: Base) -> None:
+    nothing = DevExamples(Store(tmp_path), tiny_base, [], CPU)
+    assert nothing.answer(["nowhere"], lambda done: None) == []
+    assert nothing.num_tokens == 0
+
+
+def test_answering_ends_when_the_job_is_cancelled(store: Store, tiny_base: Base, tmp_path: Path) -> None:
+    examples = DevExamples(store, tiny_base, [DevSet.read(write_classes(tmp_path / "a.csv"))], CPU)
+
+    def cancel(done: float) -> None:
+        if done == 0.6:  # the first of five folds was answered
+            raise JobCancelledError("no more")
+
+    with pytest.raises(JobCancelledError):
+        examples.answer([ROOT], cancel)
+
+
+def test_a_file_of_too_few_examples_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_classes(tmp_path / "few.csv").path
+    path.write_text("\n".join(path.read_text().splitlines()[: LEAST_EXAMPLES - 1]) + "\n")
+    with pytest.raises(DataError, match=rf"few\.csv holds {LEAST_EXAMPLES - 2} examples: {LEAST_EXAMPLES} are needed"):
+        DevSet.read(LabelledFile(path, "few.csv"))
