@@ -136,7 +136,7 @@ def build_domain(
     checkpoint = Checkpoint(work / "domain.pt", run) if work else None
     model = MaskedLm(parent, base.load_upper(), prepared.token_counts, settings.seed).to(where)
     try:
-        # Before the training, so that examples which no tenant could have are refused before it.
+        # Answered before the long training, so that bad examples are refused at once.
         answered = examples.answer(start, partial(overall, DEV_BEFORE))
         losses = train(model, prepared.text, prepared.held_out, prepared.vocabulary, settings, overall, checkpoint)
         summary = losses.summary()

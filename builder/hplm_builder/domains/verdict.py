@@ -77,7 +77,7 @@ def decide(gain: float, error: float, least: float) -> Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was measured of a domain: `text` on held-out text of its corpus, `dev` on files of labelled examples.
+    """The measurements of a domain: `text` on held-out text of its corpus, `dev` on files of labelled examples.
 
     `text` holds losses, None if the held-out text is too short. `domain` and `start` name what is compared: the domain, and
     its parent, or the version before if `is_update`.

@@ -27,7 +27,7 @@ def has_branch(folder: Path) -> bool:
 
 
 def searched(lineage: Sequence[Path]) -> tuple[list[Path], Path | None]:
-    """Return the versions whose branch tables a look-up searches, and the root whose tables come after them.
+    """Return the versions whose branch tables a look-up searches, and the root whose tables it searches last.
 
     `lineage` holds the folders of a version and of those above it, its own first, its root's last. The search ends before the
     first version without a table: then the root is None. Such a version computes every n-gram with its own encoder. The tables

@@ -1,4 +1,4 @@
-"""What an encoder is worth to tenants: heads on frozen states, cross-validated."""
+"""Heads on frozen states, cross-validated, tell what an encoder is worth to tenants."""
 
 from __future__ import annotations
 
@@ -51,15 +51,14 @@ def write_numbers(path: Path) -> LabelledFile:
 
 
 def write_entities(path: Path) -> LabelledFile:
-    """Write texts that begin with a name."""
-    names = ("Anna", "Bob", "Eve")
-    rows = [
-        {
-            "text": f"{names[i % 3]} sings {'fast' if i % 2 else 'slow'}",
-            "entities": [[0, len(names[i % 3]), "PER"]],
-        }
-        for i in range(COUNT)
-    ]
+    """Write texts with a name somewhere: upper layers know positions, whatever the lower encoder sees."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(COUNT):
+        name = ("Anna", "Bob", "Eve")[number % 3]
+        words = [*rng.choice(["cat", "runs", "fast", "hill"], 4)]
+        words.insert(int(rng.integers(0, 5)), name)
+        start = len(" ".join([*words[: words.index(name)], ""]))
+        rows.append({"text": " ".join(words), "entities": [[start, start + len(name), "PER"]]})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return LabelledFile(path, path.name)
 

@@ -406,7 +406,7 @@ def test_a_domain_is_compared_with_its_start_on_labelled_examples(store: Store, 
     (result,) = about["benefit"]["dev"]
     assert (result["file"], result["metric"], result["examples"]) == ("colours.csv", "accuracy", 60)
     assert "colours.csv, 60 examples: accuracy" in about["benefit"]["why"]
-    # The manifest has the verdict too, so that `hplm store adopt` keeps it.
+    # `hplm store adopt` reads the verdict from the manifest.
     manifest = json.loads((folder / "lower" / "manifest.json").read_text())
     assert manifest["meta"]["domain"]["benefit"] == about["benefit"]
     assert [path.name for path in folder.iterdir()] == ["lower"]
