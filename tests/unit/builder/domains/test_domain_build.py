@@ -651,20 +651,25 @@ def test_the_command_publishes_version_after_version_and_children(
     tiny.make_base(store, tiny.config())
     build_plot(store, "tiny", "general", tiny.sentences(50), 30.0, Progress(disable=True))
 
-    def run(*more: str) -> None:
+    def run(*more: str) -> str:
         arguments = ["domain", *more, "--corpus", str(corpus), "--store", str(store.root), "--base", "tiny"]
         small = ["--tokens", "4096", "--warmup-tokens", "2048", "--least", "1000"]
         found = CliRunner().invoke(app, [*arguments, *small], catch_exceptions=False)
         assert found.exit_code == 0
+        return found.stderr
 
     run("medical", "--dry-run")
     # The estimate is for the device that would build the domain.
     with pytest.raises(ConfigError, match="device must be auto, cpu or cuda, got 'tpu'"):
         run("medical", "--dry-run", "--device", "tpu")
     assert not (store.root / "domains").exists()
-    run("medical")
-    run("medical")
+    assert "medical " in (said := run("medical"))
+    assert "compared with general. Loss of masked words on held-out text:" in said
+    assert "compared with version 1." in run("medical")
     run("cardiology", "--parent", "medical")
+    # Without --top an update of a domain without a table makes none.
+    for more in (["--top", "0"], []):
+        run("bare", *more)
     # Without --parent an update keeps the domain's parent.
     run("cardiology", "--dry-run")
     run("cardiology")
@@ -677,7 +682,9 @@ def test_the_command_publishes_version_after_version_and_children(
     with closing(Registry.open_read_only(store)) as registry:
         first, second = registry.domain_versions("tiny", "medical")
         child, later = registry.domain_versions("tiny", "cardiology")
+        bare = registry.domain_versions("tiny", "bare")
         lineage = [version.path for version in registry.lineage(child.id)]
+    assert [version.about["rows"] for version in bare] == [0, 0]
     assert second.about["masked_lm"]["after"]["loss"] > 0
     assert lineage == ["domains/tiny/cardiology/1", "domains/tiny/medical/2", ROOT]
     assert first.parent_id == second.parent_id
