@@ -39,6 +39,8 @@ LEAST_EXAMPLES = 20
 # Examples of a file that are used: more take minutes and hardly make the standard error smaller than half a point.
 MOST_EXAMPLES = 2_000
 POOLING = "mean"
+# Steps in which a head is fitted. Each of a tagging's takes long, and both encoders' heads get as many.
+FIT_STEPS = 50
 
 Answers = list[list[LabelledSpan]]
 
@@ -146,7 +148,7 @@ def _fit(
         transitions = None if head.transitions is None else head.transitions + head.forbidden
         return task.loss(head(inputs), targets, texts, scale, transitions)
 
-    minimise(head, loss, tick)
+    minimise(head, loss, tick, FIT_STEPS)
     return head.to_served(scale)
 
 

@@ -58,9 +58,14 @@ def fit_head(
     minimise(head, lambda: task.loss(head(states), targets, texts, Scale(), None), tick)
 
 
-def minimise(head: nn.Linear, loss: Callable[[], Tensor], tick: Callable[[int], None] = lambda tokens: None) -> None:
+def minimise(
+    head: nn.Linear,
+    loss: Callable[[], Tensor],
+    tick: Callable[[int], None] = lambda tokens: None,
+    most_steps: int = MOST_STEPS,
+) -> None:
     """Minimise the sum of `loss` and the weight decay over all parameters of `head`. `tick` is called with 0 at each step."""
-    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=MOST_STEPS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(head.parameters(), max_iter=most_steps, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         tick(0)  # all steps may take a minute, and a job that is cancelled ends at the next tick
