@@ -33,7 +33,7 @@ from hplm_builder.tenants.judging import read_states, scores_of
 from hplm_builder.tenants.prepared import Featurise, Prepared, counted, mean_tokens, prepare, sample_of
 from hplm_builder.tenants.tenant_build import plot_features
 
-FOLDS = 5
+FOLDS = 3  # more cost time, and both encoders get the same
 # Fewer examples could show no difference between two encoders.
 LEAST_EXAMPLES = 20
 # Examples of a file that are used: more take minutes and hardly make the standard error smaller than half a point.

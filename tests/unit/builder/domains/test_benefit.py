@@ -53,7 +53,7 @@ def write_numbers(path: Path) -> LabelledFile:
 def write_entities(path: Path) -> LabelledFile:
     """Write texts with a name somewhere: upper layers know positions, whatever the lower encoder sees."""
     rng, rows = np.random.default_rng(0), []
-    for number in range(COUNT):
+    for number in range(COUNT // 2):  # a step on a tagging takes long
         name = ("Anna", "Bob", "Eve")[number % 3]
         words = [*rng.choice(["cat", "runs", "fast", "hill"], 4)]
         words.insert(int(rng.integers(0, 5)), name)
@@ -107,7 +107,7 @@ def test_an_encoder_that_sees_nothing_hurts(
     results = compare_answers(*(examples.answer(lineage, told.append) for lineage in ([ROOT], [blinded, ROOT])))
     assert told.count(1.0) == 2
     (result,) = results
-    assert (result.file, result.metric, result.examples) == (file, metric, COUNT)
+    assert (result.file, result.metric, result.examples) == (file, metric, COUNT // 2 if metric == "f1" else COUNT)
     assert result.scores.change < -0.3
     assert Verdict("d", "general", None, results).outcome == "hurts"
 
@@ -132,7 +132,7 @@ def test_answering_ends_when_the_job_is_cancelled(store: Store, tiny_base: Base,
     examples = DevExamples(store, tiny_base, [DevSet.read(write_classes(tmp_path / "a.csv"))], CPU)
 
     def cancel(done: float) -> None:
-        if done == 0.6:  # the first of five folds was answered
+        if done > 0.5:  # a fold was answered
             raise JobCancelledError("no more")
 
     with pytest.raises(JobCancelledError):
