@@ -132,7 +132,7 @@ class Change:
         """How many there are now, 0 of what does not exist."""
         snapshot = registry.snapshot()
         if self.kind == "tenant":
-            return sum(claim.tenant == self.name for claim in snapshot.tenants)
+            return sum(self.name in names for names in snapshot.tenants.values())
         return sum(version.domain == self.name for version in snapshot.domains)
 
 
