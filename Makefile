@@ -29,7 +29,7 @@ check: install ## format, lint and types
 	$(BIN)/mypy
 
 base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
-	$(BIN)/hplm build base --store build/base --ship-to builder/hplm_builder/convert/shipped/minilm-l6
+	$(BIN)/hplm build base --store build/base --tokens 12000000 --batch-tokens 4096 --ship-to builder/hplm_builder/convert/shipped/minilm-ngrams
 
 clean: ## remove the demo, with all tenants that were made in it; downloads stay in ~/.cache/hplm
 	rm -rf build/demo

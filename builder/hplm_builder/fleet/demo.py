@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from rich.progress import Progress
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
 from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings
-from hplm.errors import ArtifactError
+from hplm.errors import ArtifactError, ConfigError
 from hplm.models.base import Base
+from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.tasks.examples import LabelledText
 from hplm_builder.convert.base import DEFAULT_BASE, ensure_base
@@ -112,6 +114,17 @@ def demo_data(tenant: DemoTenant, *, quick: bool = False) -> LabelledData:
     return check_data(parts["train"], parts["dev"], parts["test"])
 
 
+def _check_same_base(store: Store, base: Base, folder: Path) -> None:
+    """Refuse a folder whose demo stands on another base, as an older hplm built it. Raises ConfigError."""
+    with closing(Registry.open(store, create=True)) as registry:
+        others = sorted({domain.base for domain in registry.domains()} - {base.config.name})
+    if others:
+        raise ConfigError(
+            f"{folder} holds a demo over base {others[0]}, this hplm's demo stands on {base.config.name}: "
+            f"remove {folder} with all tenants in it (`make clean` for build/demo), or choose another folder"
+        )
+
+
 def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list[TenantCard]:
     """Build what is missing in `folder/store` and `folder/models`. Sound parts and the settings of models are kept.
 
@@ -122,6 +135,7 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
     base = ensure_base(store)
     progress.update(steps, advance=1)
     if not has_plot(store, base, PLOT):
+        _check_same_base(store, base, folder)
         documents = [text for source in PLOT_SOURCES for text in SOURCES[source]()]
         build_plot(store, DEFAULT_BASE, PLOT, documents[:: 40 if quick else 1], TOP_PERCENT, progress)
     progress.update(steps, advance=1)

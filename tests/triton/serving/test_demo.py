@@ -22,7 +22,7 @@ from tests.unit.hplm.core.characters import characters_that_hide_words
 pytestmark = [pytest.mark.triton, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.executable).parent
-TOKENIZER = Path("build/demo/store/bases/minilm-l6/tokenizer.json")
+TOKENIZER = Path("build/demo/store/bases/minilm-ngrams/tokenizer.json")
 TENANTS = {"icd10", "films", "spam", "phenotypes"}
 
 

@@ -72,12 +72,12 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
         (
             ["build", "base", "--model", "mpnet"],
-            "BAD_CONFIG: the name minilm-l6 is reserved for MiniLM, the default base",
+            "BAD_CONFIG: the name minilm-ngrams is reserved for a shipped base of MiniLM",
         ),
         (["build", "base", "--shipped", "--start", "other"], "BAD_CONFIG: --shipped trains nothing"),
         (
             ["build", "base", "--shipped", "--name", "mine"],
-            "BAD_CONFIG: --shipped trains nothing: leave out --shipped or --name",
+            "BAD_CONFIG: no base 'mine' is shipped; there are minilm-l6, minilm-ngrams",
         ),
         (
             ["bench", "memory", "--tenants", "10"],

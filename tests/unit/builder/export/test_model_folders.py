@@ -125,7 +125,10 @@ def test_kept_settings_are_the_earlier_models_except_given_options(
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [(("--base", "nope"), "no base 'nope', its bases are mine, minilm-l6"), (("--plot", "nope"), "no tables 'nope'")],
+    [
+        (("--base", "nope"), "no base 'nope', its bases are mine, minilm-ngrams"),
+        (("--plot", "nope"), "no tables 'nope'"),
+    ],
 )
 def test_a_missing_base_or_table_is_refused_and_the_models_stay(
     tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]], asked: tuple[str, str], words: str
