@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from hplm.core.settings import ManagerSettings
 from hplm.errors import QueueFullError, StoreUnavailableError, UnknownUploadError, UploadError
-from hplm.housekeeping.garbage_collection import UNFINISHED_UPLOAD_S, UPLOAD_S
+from hplm.housekeeping.garbage_collection import UNFINISHED_UPLOAD_S, UPLOAD_S, drop_expired, remove_uploads
 from hplm.manage import uploads as uploading
 from hplm.manage.requests import StartUpload, UploadChunk
 from hplm.manage.uploads import Uploads
@@ -137,7 +137,7 @@ def test_too_large_a_file_and_too_many_of_them_are_refused(uploads: Uploads) -> 
     first = start(uploads, b"x" * 1000)
     with pytest.raises(QueueFullError, match="uploads of 1,000 bytes wait already"):
         start(uploads, b"x" * 501)
-    uploads.consume([first])
+    uploads.drop([first])
     start(uploads, b"x" * 501)
 
 
@@ -146,7 +146,7 @@ def test_too_many_files_are_refused_however_small_they_are(uploads: Uploads, mon
     first, _ = start(uploads, b"x"), start(uploads, b"x")
     with pytest.raises(QueueFullError, match="2 uploads wait or are on their way"):
         start(uploads, b"x")
-    uploads.consume([first])
+    uploads.drop([first])
     start(uploads, b"x")
 
 
@@ -197,13 +197,18 @@ def test_the_quota_holds_when_many_start_at_once(uploads: Uploads, registry: Reg
     assert sum(upload.bytes for upload in registry.uploads()) == 1200
 
 
+def collect(uploads: Uploads, registry: Registry, now_s: float) -> None:
+    """What garbage collection does with uploads."""
+    remove_uploads(uploads._store, drop_expired(registry, now_s))
+
+
 def test_an_upload_that_no_job_waits_for_expires(uploads: Uploads, registry: Registry, tmp_path: Path) -> None:
     all_of_them = _, wanted, new = [start(uploads, b"x", now_s=NOW_S + at) for at in (0, 0, 10)]
     for upload in all_of_them:
         send(uploads, upload, b"x")
         uploads.finish(upload)
     registry.submit_job("tenant.create", "tenant:a", {"data": {"train": {"upload": wanted}}}, NOW_S)
-    uploads.collect(NOW_S + UPLOAD_S + 5)
+    collect(uploads, registry, NOW_S + UPLOAD_S + 5)
     assert {upload.id for upload in registry.uploads()} == {wanted, new}
     assert {path.name for path in (tmp_path / "uploads").iterdir()} == {wanted, new}
 
@@ -213,9 +218,9 @@ def test_an_upload_that_nobody_finishes_gives_its_room_back_soon(uploads: Upload
     send(uploads, started, b"go")
     send(uploads, whole, b"good")
     uploads.finish(whole)
-    uploads.collect(NOW_S + UNFINISHED_UPLOAD_S - 5)
+    collect(uploads, registry, NOW_S + UNFINISHED_UPLOAD_S - 5)
     assert {upload.id for upload in registry.uploads()} == {started, whole}
-    uploads.collect(NOW_S + UNFINISHED_UPLOAD_S + 5)
+    collect(uploads, registry, NOW_S + UNFINISHED_UPLOAD_S + 5)
     assert [upload.id for upload in registry.uploads()] == [whole]
 
 
