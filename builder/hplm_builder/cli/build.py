@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +14,20 @@ from rich.table import Table
 from hplm.adapters.tenant import Pooling, TenantCard
 from hplm.core import roles
 from hplm.core.columns import Columns
-from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings, LookupSettings, ManagerSettings, Miss, parse_settings
+from hplm.core.settings import (
+    REDUCTION_FACTOR,
+    AdapterWidth,
+    EncodeSettings,
+    LookupSettings,
+    ManagerSettings,
+    Miss,
+    parse_settings,
+)
 from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.reporting.progress import progress_bars
+from hplm.reporting.tenant_lines import width_and_baselines
 from hplm.reporting.terminal_text import say
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named, task_names
@@ -358,12 +366,19 @@ def tenant(
     miss: Annotated[
         Miss, typer.Option(help="What a window that no table has gets, as you will serve it: see `build export`.")
     ] = "compute",
+    adapter_width: Annotated[
+        AdapterWidth | None,
+        typer.Option(
+            help="auto trains a narrow and a wide adapter, which takes twice as long, and dev chooses.",
+            show_default="as the current version; of a new tenant auto",
+        ),
+    ] = None,
     reduction_factor: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="The adapter's bottleneck is the hidden size over this; not below what `build export` is told.",
-            show_default=f"as the current version; of a new tagging {EncodeSettings.reduction_factor}, else {REDUCTION_FACTOR}",
+            help="Instead of --adapter-width: the adapter's bottleneck is the hidden size over this; not below what "
+            "`build export` is told.",
         ),
     ] = None,
 ) -> None:
@@ -379,29 +394,45 @@ def tenant(
       hplm build tenant desk --train tickets.csv --text-column Body --label-column Category
 
       hplm build tenant acme --train train.jsonl --unlabelled more.jsonl
+
+      hplm build tenant acme --train train.jsonl --adapter-width narrow
     """
+    if adapter_width is not None and reduction_factor is not None:
+        raise typer.BadParameter("give --adapter-width or --reduction-factor, not both")
     settings = TrainSettings(
         epochs=epochs,
         learning_rates=tuple(learning_rate or TrainSettings.learning_rates),
         pooling=pooling,
         seed=seed,
         patience=patience,
+        reduction_factor=reduction_factor or REDUCTION_FACTOR,
     )
     columns = Columns(text_column, pair_column, label_column)
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed, columns=columns)
-    factor = reduction_factor or task_named(data.task).reduction_factor(EncodeSettings.reduction_factor)
-    settings = replace(settings, reduction_factor=factor)
+    is_given_width = adapter_width is not None or reduction_factor is not None
     is_new = published(Store.at(store), name) is None
     end_as_by_ctrl_c()
     with progress_bars() as progress:
         card = build_tenant(
-            Store.at(store), base, plot, name, data, settings, progress, miss=miss, keep_width=reduction_factor is None
+            Store.at(store),
+            base,
+            plot,
+            name,
+            data,
+            settings,
+            progress,
+            miss=miss,
+            width=None if reduction_factor is not None else adapter_width or "auto",
+            keep_width=not is_given_width,
         )
     for words in card.about.get("warnings", ()):
         print(f"warning: {words}")
-    if is_new and reduction_factor is None and factor < REDUCTION_FACTOR:
+    for words in width_and_baselines(card.about):
+        print(words)
+    if reduction_factor is None and card.about["adapter_width"] == "wide" and (is_new or adapter_width is not None):
         print(
-            f"its adapters are wide: models must be exported with --reduction-factor {factor}, as by default, or lower"
+            "its adapters are wide: models must be exported with "
+            f"--reduction-factor {EncodeSettings.reduction_factor}, as by default, or lower"
         )
     show_scores([card])
 
@@ -437,7 +468,7 @@ def export_models(
     reduction_factor: Annotated[
         int,
         typer.Option(
-            help="The widest adapters have a bottleneck of the hidden size over this; taggings that the server trains have it."
+            help="The widest adapters have a bottleneck of the hidden size over this; wide ones that the server trains have it."
         ),
     ] = EncodeSettings.reduction_factor,
     quantization: Annotated[

@@ -1,4 +1,4 @@
-"""Warnings about labelled data that can be trained on, and about a tenant that learned nothing.
+"""Warnings about labelled data that can be trained on.
 
 A dry run shows the warnings about the data. The job's result and the tenant's card keep all of them.
 """
@@ -44,18 +44,6 @@ def leak_warnings(data: LabelledData) -> list[str]:
         f"{shared:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
         for name, part in (("dev", data.dev), ("test", data.test))
         if (shared := sum(example.text_or_pair in train_texts for example in part))
-    ]
-
-
-def nothing_learned_warning(data: LabelledData, scores: Mapping[str, float], learning_rate: float) -> list[str]:
-    """Return a sentence if a tenant with these `scores` learned nothing."""
-    if has_learned(data, scores):
-        return []
-    metric = task_named(data.task).metric
-    return [
-        f"nothing was learned: on dev the model is no better than one answer to everything "
-        f"({metric} {scores[f'dev_{metric}']:.3f}); "
-        f"try other learning rates than {learning_rate:g}, a lower one first, or more examples"
     ]
 
 

@@ -122,7 +122,8 @@ def fine_tune_fleet(
             for number, drawn in enumerate(draws):
                 report("tenants", done / total)
                 sample = [train[i] for i in drawn], dev, test
-                yield tune(base, f"{task.name}-{number:05d}", data, sample, settings)
+                tenant, _ = tune(base, f"{task.name}-{number:05d}", data, sample, settings)
+                yield tenant
                 done += 1
         report("tenants", 1.0)
 

@@ -14,7 +14,7 @@ from rich.progress import Progress
 from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
 from hplm.core.names import check_name, check_name_of
-from hplm.core.settings import Miss
+from hplm.core.settings import AdapterWidth, EncodeSettings, Miss
 from hplm.errors import ArtifactError, DataError
 from hplm.housekeeping.removal_plan import DEFAULT_ROOT
 from hplm.jobs.handlers import JobHandler
@@ -49,12 +49,14 @@ def build_tenant(
     *,
     example: str = "",
     miss: Miss = "compute",
+    width: AdapterWidth | None = None,
     keep_width: bool = False,
 ) -> TenantCard:
     """Train a tenant from scratch over a domain, publish its next version, and return its card with the scores.
 
     `domain` None is the domain that the tenant stands on, and DEFAULT_ROOT for a new tenant. `miss` must be as the tenant will
-    be served. With `keep_width` the adapter is as wide as that of the current version, if its files can be read.
+    be served. `width` is for the slots of an export with default settings; None takes `settings.reduction_factor`. With
+    `keep_width` the adapter is as wide as that of the current version instead, if its files can be read.
 
     Raises DataError if the current version has other labels or stands on another base, ConflictError if the tenant has
     an unfinished job, MissingRegistryError if the store has tenants and no registry, and what `run_local_job` raises.
@@ -68,15 +70,22 @@ def build_tenant(
                 raise DataError(
                     f"tenant {name!r} stands on base {current.base!r}: delete it first, or take another name"
                 )
-            settings = _checked_settings(store, base, current, data, settings, keep_width=keep_width)
+            factor = _current_factor(store, base, current, data)
+            if keep_width and factor is not None:
+                settings, width = replace(settings, reduction_factor=factor), None
         domain = domain or (current.domain if current is not None else DEFAULT_ROOT)
         register_root(registry, store, base, domain)
+        given = asdict(settings)
+        if width is not None:
+            del given["reduction_factor"]
+            given["adapter_width"] = width
         request = {
             **COMMON,
             "tenant": name,
             "base": base_name,
             "domain": domain,
-            "settings": asdict(settings),
+            "settings": given,
+            "reduction_factor": EncodeSettings.reduction_factor,
             "miss": miss,
             "example": example,
             "from_scratch": True,
@@ -95,19 +104,15 @@ def build_tenant(
     return tenants.load_card(store.tenant_version(name, result["version"]))
 
 
-def _checked_settings(
-    store: Store, base: Base, current: TenantRecord, data: LabelledData, settings: TrainSettings, *, keep_width: bool
-) -> TrainSettings:
-    """Return the settings for a tenant's next version. Raises DataError if the current version has other labels."""
+def _current_factor(store: Store, base: Base, current: TenantRecord, data: LabelledData) -> int | None:
+    """Return the reduction factor of the current version's adapter. Raises DataError if the version has other labels."""
     # A version whose files are damaged or gone is simply replaced.
     with suppress(ArtifactError):
         card = load_card(store, current.current, base)
         if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
             raise DataError(f"tenant {card.name!r} exists with other labels, or another kind of task: delete it first")
-        if keep_width:
-            reduced = load_version(store, current.current, base).packed.reduced_size
-            return replace(settings, reduction_factor=base.config.hidden_size // reduced)
-    return settings
+        return base.config.hidden_size // load_version(store, current.current, base).packed.reduced_size
+    return None
 
 
 def build_domain(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hplm.adapters.tenant import Head, Pooling
 from hplm.core.settings import REDUCTION_FACTOR, at_least
+from hplm.core.wire import LabelledSpan
 from hplm.engine.encode import pool
 from hplm.errors import ConfigError
 from hplm.models.device import CPU, computing_in
@@ -26,8 +27,9 @@ from hplm.tasks.task_loader import task_named
 from hplm_builder.convert.learning_rate import triangle
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.tenants.bodies import copy_state, fastest_format
+from hplm_builder.tenants.dev_scores import DevScore
 from hplm_builder.tenants.head_start import LEAST_SCORE, examples_to_fit, fit_head, may_be_fitted
-from hplm_builder.tenants.judging import mistakes_of, predict, scores_of
+from hplm_builder.tenants.judging import dev_score_of, mistakes_of, predict, scores_of
 from hplm_builder.tenants.prepared import Parts, Prepared, count_tokens, packed_batches
 
 # Training a token costs about three times what predicting a token does: forward once, backward twice.
@@ -72,6 +74,7 @@ class Trained:
 
     `curve` has a row for each epoch of each run: `learning_rate` (the run's), `epoch`, train `loss`, `dev` score, and `rate`,
     the last learning rate of the epoch's schedule. `mistakes` are those of `Task.mistakes`, each by part: dev and test.
+    `dev` is the dev score with its chance.
     """
 
     body: nn.Module
@@ -81,6 +84,7 @@ class Trained:
     best_epoch: int
     curve: list[dict[str, float]]
     mistakes: dict[str, Any]
+    dev: DevScore
 
 
 def fine_tune(
@@ -122,14 +126,17 @@ def fine_tune(
     best.body.load_state_dict(best.best_body)
     scores: dict[str, float] = {}
     mistakes: dict[str, Any] = {}
+    answers_on: dict[str, list[list[LabelledSpan]]] = {}
     for name, part in (("dev", dev), ("test", test)):
         if part:
             answers = predict(best.body, best.best_head, data, part, settings.pooling, ticker.predicted, device)
+            answers_on[name] = answers
             scores |= {f"{name}_{key}": value for key, value in scores_of(data, part, answers).items()}
             for kind, values in mistakes_of(data, part, answers).items():
                 mistakes.setdefault(kind, {})[name] = values
     report("fine-tune", 1.0)
-    return Trained(best.body, best.best_head, scores, best.rate, best.best_epoch, curve, mistakes)
+    chance = dev_score_of(data, dev, answers_on["dev"])
+    return Trained(best.body, best.best_head, scores, best.rate, best.best_epoch, curve, mistakes, chance)
 
 
 class TaskHead(nn.Linear):

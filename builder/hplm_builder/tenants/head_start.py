@@ -44,8 +44,9 @@ def fit_head(
     examples: list[Prepared],
     pooling: str,
     tick: Callable[[int], None] = lambda tokens: None,
+    scale: Scale | None = None,
 ) -> None:
-    """Minimise the head's loss over `examples` and change nothing in the body.
+    """Minimise the head's loss over `examples`, with values in `scale`, and change nothing in the body.
 
     `tick` is called as `read_states` calls it, and with 0 at each step.
     """
@@ -55,7 +56,7 @@ def fit_head(
         states[place] = of_text[0]
     states, targets = states.to(device), torch.cat([example.targets for example in examples]).to(device)
     texts = [example.tokens for example in examples]
-    minimise(head, lambda: task.loss(head(states), targets, texts, Scale(), None), tick)
+    minimise(head, lambda: task.loss(head(states), targets, texts, scale or Scale(), None), tick)
 
 
 def minimise(

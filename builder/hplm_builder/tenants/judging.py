@@ -15,6 +15,7 @@ from hplm.models.device import CPU, computing_in
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.tenants.bodies import fastest_format
+from hplm_builder.tenants.dev_scores import DevScore
 from hplm_builder.tenants.prepared import Prepared
 
 # Texts that are computed together.
@@ -71,6 +72,18 @@ def scores_of(
     """Return the task's scores by name."""
     sources, texts = [example.source for example in examples], [example.tokens for example in examples]
     return task_named(data.task).scores(sources, texts, answers)
+
+
+def dev_score_of(
+    data: LabelledData, examples: Sequence[Prepared], answers: Sequence[Sequence[LabelledSpan]]
+) -> DevScore:
+    """Return the score that epochs are kept by, with its chance."""
+
+    def score(numbers: list[int]) -> float:
+        chosen = [examples[i] for i in numbers], [answers[i] for i in numbers]
+        return scores_of(data, *chosen)[task_named(data.task).metric]
+
+    return DevScore.of(score, len(examples))
 
 
 def mistakes_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,12 @@ from hplm.registry.records import TenantVersion
 from hplm.reporting.progress import Report, silent
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
-from hplm_builder.data.data_warnings import data_warnings, nothing_learned_warning
+from hplm_builder.data.data_warnings import data_warnings
 from hplm_builder.data.labelled import LabelledData
+from hplm_builder.tenants.baselines import baseline_scores, baseline_warnings, constant_baseline, head_baseline
 from hplm_builder.tenants.bodies import ADAPTER_AT, AdapterModel, adapter_body
-from hplm_builder.tenants.finetune import TRAINING_COST, TaskHead, Trainer, TrainSettings, fine_tune
+from hplm_builder.tenants.dev_scores import DevScore
+from hplm_builder.tenants.finetune import TRAINING_COST, TaskHead, Trained, Trainer, TrainSettings, fine_tune
 from hplm_builder.tenants.prepared import (
     Featurise,
     Parts,
@@ -43,6 +45,7 @@ from hplm_builder.tenants.prepared import (
     sample_of,
 )
 from hplm_builder.tenants.pseudo_labels import pseudo_labelled, upper_body
+from hplm_builder.tenants.widths import train_widths
 
 # An estimate measures this many examples, their features in this many parts. The fastest part counts, because any part may
 # wait for other work of the machine.
@@ -79,19 +82,22 @@ def train_tenant(
     *,
     example: str = "",
     start: Tenant | None = None,
+    factors: Sequence[int] = (),
 ) -> Tenant:
     """Fine-tune a tenant over the features that `lookup` gives, without publishing it; with `start`, go on from that version.
 
-    The card's `about` has `scores`, `examples`, `bottleneck`, `learning_rate`, `epochs`, `best_epoch`, `patience`, `seed`,
-    `miss`, `curve`, and what `Task.mistakes` returns, see `Trained`. It has `teacher` if there are unlabelled texts, and
-    `warnings` if data are odd or nothing was learned, see `cautions`. Raises TenantNameError, DataError or ConfigError, and
-    what `report` raises.
+    Dev chooses among adapters with the reduction `factors`, by default the one of `settings`, see `train_widths`.
+
+    The card's `about` has `scores`, `examples`, `bottleneck`, `adapter_width`, `learning_rate`, `epochs`, `best_epoch`,
+    `patience`, `seed`, `miss`, `curve`, `baseline_scores`, and what `Task.mistakes` returns, see `Trained`. It has
+    `width_scores` and `width_why` if there are several factors, `teacher` if there are unlabelled texts, and `warnings` if data
+    are odd or nothing was learned. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
     encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
     room.expect(data, encoder, base.config.hidden_size)
     warnings = data_warnings(data, encoder)
-    parts = prepare_all(data, encoder, featurise, report, room)
+    labelled = parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
     if data.unlabelled:
         tick = counted("unlabelled", len(data.unlabelled), report)
@@ -99,8 +105,10 @@ def train_tenant(
         taught = pseudo_labelled(base, data, parts, unlabelled, settings, report)
         parts = [*parts[0], *taught.examples], *parts[1:]
         about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
-    made = tune(base, name, data, parts, settings, report, example=example, start=start)
-    warnings += nothing_learned_warning(data, made.card.about["scores"], made.card.about["learning_rate"])
+    made, dev = tune(base, name, data, parts, settings, report, example=example, start=start, factors=factors)
+    constant, head = constant_baseline(data), head_baseline(base, data, labelled, settings, report)
+    about["baseline_scores"] = baseline_scores(constant=constant, head=head)
+    warnings += baseline_warnings(data, dev, constant, head, made.card.about["learning_rate"])
     if warnings:
         about["warnings"] = warnings
     return replace(made, card=replace(made.card, about={**made.card.about, **about}))
@@ -116,13 +124,19 @@ def tune(
     *,
     example: str = "",
     start: Tenant | None = None,
-) -> Tenant:
-    """Fine-tune a tenant on examples whose features are taken; `train_tenant` has the rest."""
+    factors: Sequence[int] = (),
+) -> tuple[Tenant, DevScore]:
+    """Fine-tune a tenant on examples whose features are taken; return it with its dev score. `train_tenant` has the rest."""
     # An adapter that was trained at one place of a layer is useless at another.
     at = start.card.adapter_at if start else ADAPTER_AT
-    make_body = adapter_body(base.load_upper(), settings.reduction_factor, start.adapter if start else None, at=at)
-    head = start.head if start else None
-    trained = fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
+    upper = base.load_upper()
+    adapter, head = (start.adapter, start.head) if start else (None, None)
+
+    def train(factor: int, report: Report) -> Trained:
+        make_body = adapter_body(upper, factor, adapter, at=at)
+        return fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
+
+    trained, chosen = train_widths(train, factors or (settings.reduction_factor,), report)
     assert isinstance(trained.body, AdapterModel)
     about = {
         "scores": trained.scores,
@@ -135,8 +149,10 @@ def tune(
         "seed": settings.seed,
         "curve": trained.curve,
         **trained.mistakes,
+        **chosen,
     }
-    return tenant_of(base, name, data, trained.body, trained.head, settings.pooling, example=example, about=about)
+    made = tenant_of(base, name, data, trained.body, trained.head, settings.pooling, example=example, about=about)
+    return made, trained.dev
 
 
 def tenant_of(
@@ -175,7 +191,13 @@ def load_card(store: Store, version: TenantVersion, base: Base) -> TenantCard:
 
 
 def estimate_fine_tune(
-    data: LabelledData, settings: TrainSettings, base: Base, lookup: OpenDomain, *, start: Tenant | None = None
+    data: LabelledData,
+    settings: TrainSettings,
+    base: Base,
+    lookup: OpenDomain,
+    *,
+    start: Tenant | None = None,
+    factors: Sequence[int] = (),
 ) -> float:
     """Return the seconds that `train_tenant` would take on this machine now, from a few measured examples.
 
@@ -210,9 +232,11 @@ def estimate_fine_tune(
     if unlabelled:
         seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
     adapter, head = (start.adapter, start.head) if start else (None, None)
-    make_adapters = adapter_body(base.load_upper(), settings.reduction_factor, adapter)
-    epochs = settings.epochs * len(settings.learning_rates)
-    return seconds + training_s(make_adapters, epochs, train + unlabelled, dev + test, head)
+    upper, epochs = base.load_upper(), settings.epochs * len(settings.learning_rates)
+    for factor in factors or (settings.reduction_factor,):
+        make_adapters = adapter_body(upper, factor, adapter)
+        seconds += training_s(make_adapters, epochs, train + unlabelled, dev + test, head)
+    return seconds
 
 
 def _token_s(

@@ -8,7 +8,7 @@ from typing import Any
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import packed_width
-from hplm.adapters.tenant import Tenant, TenantCard
+from hplm.adapters.tenant import Tenant
 from hplm.core.columns import Columns
 from hplm.core.settings import Miss
 from hplm.engine.open_domain import OpenDomain, open_lineage
@@ -30,10 +30,19 @@ from hplm_builder.data.labelled_files import read_data
 from hplm_builder.export.register import registered_about
 from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.tenant_build import estimate_fine_tune, load_version, train_tenant
+from hplm_builder.tenants.widths import factors_to_train, width_name
 
+NO_WIDER = "the server's adapter slots hold no wider adapter"
 # The share of the job that each step takes, without and with unlabelled texts.
-SHARES = {"features": 0.25, "fine-tune": 0.75}
-SHARES_WITH_TEACHER = {"features": 0.1, "unlabelled": 0.1, "teacher": 0.2, "label": 0.1, "fine-tune": 0.5}
+SHARES = {"features": 0.2, "fine-tune": 0.75, "baseline": 0.05}
+SHARES_WITH_TEACHER = {
+    "features": 0.1,
+    "unlabelled": 0.1,
+    "teacher": 0.2,
+    "label": 0.1,
+    "fine-tune": 0.47,
+    "baseline": 0.03,
+}
 
 
 def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None) -> dict[str, Any]:
@@ -56,12 +65,16 @@ def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None)
         shared_out(context.lease.report, SHARES_WITH_TEACHER if task.data.unlabelled else SHARES),
         example=request.get("example", ""),
         start=task.start,
+        factors=task.factors,
     )
     crash_point("job.trained")
     if task.current is not None and task.keeps(trained):
         return _unchanged(job, context, task.current, trained)
     number = context.lease.retry(lambda: registry.next_number(name, lambda n: context.store.tenant_version(name, n)))
-    card = replace(trained.card, about={**trained.card.about, "job": job.id, "domain": task.lineage[0].path})
+    about = {**trained.card.about, "job": job.id, "domain": task.lineage[0].path}
+    if task.width_why:
+        about["width_why"] = task.width_why
+    card = replace(trained.card, about=about)
     folder = context.store.tenant_version(name, number)
     context.lease.report("publish", 1.0)
     tenants.save(folder, replace(trained, card=card))
@@ -93,8 +106,9 @@ def plan_tenant(job: Job, context: JobContext) -> dict[str, Any]:
         "labels": list(task.data.labels),
         "task": task.data.task,
         "estimated_s": estimate_fine_tune(
-            task.data, task.settings, task.base, task.lookup(context.store), start=task.start
+            task.data, task.settings, task.base, task.lookup(context.store), start=task.start, factors=task.factors
         ),
+        "adapter_widths": [width_name(factor) for factor in task.factors],
         "bytes": _bytes(task),
         **({"warnings": warnings} if warnings else {}),
     }
@@ -104,7 +118,8 @@ def plan_tenant(job: Job, context: JobContext) -> dict[str, Any]:
 class _Task:
     """A tenant's job with its data read and checked.
 
-    `current` is the version that an update replaces, `start` the same version with its weights, to train on from.
+    `current` is the version that an update replaces, `start` the same version with its weights, to train on from. `factors` are
+    the reduction factors among which dev chooses; `width_why` says why there is no choice if one was asked for, else "".
     """
 
     base: Base
@@ -113,6 +128,8 @@ class _Task:
     start: Tenant | None
     data: LabelledData
     settings: TrainSettings
+    factors: tuple[int, ...]
+    width_why: str
     miss: Miss
 
     @classmethod
@@ -142,7 +159,7 @@ class _Task:
                 f"tenant {name!r} exists already: tenant.update (`hplm tenant update`) makes its next version"
             )
         lineage = registry.lineage(registry.current_domain(request["base"], domain).id)
-        settings = _settings(request, start.card if start else None)
+        settings = _settings(request, start)
         if data is None:
             uploads = Uploads(context.store, registry)
             paths = {part: locate(source, uploads) for part, source in request["data"].items()}
@@ -157,11 +174,13 @@ class _Task:
             )
         if start and data.texts != start.card.texts:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
-        if "reduction_factor" not in request["settings"]:
-            settings = replace(
-                settings, reduction_factor=task_named(data.task).reduction_factor(request["reduction_factor"])
-            )
-        return cls(base, lineage, current, start, data, settings, request["miss"])
+        factors: tuple[int, ...] = (settings.reduction_factor,)
+        why = ""
+        if start is None and "reduction_factor" not in request["settings"]:
+            width = request["settings"].get("adapter_width", "auto")
+            factors = factors_to_train(task_named(data.task), width, request["reduction_factor"])
+            why = NO_WIDER if width == "auto" and len(factors) == 1 else ""
+        return cls(base, lineage, current, start, data, settings, factors, why, request["miss"])
 
     def keeps(self, trained: Tenant) -> bool:
         """Return whether an update made the tenant no better on dev, so that the current version stays.
@@ -177,19 +196,22 @@ class _Task:
         return open_lineage(store, self.base, [version.path for version in self.lineage], miss=self.miss)
 
 
-def _settings(request: dict[str, Any], known: TenantCard | None) -> TrainSettings:
-    """Return the settings of a request. `known` is the card of the current version, whose task and pooling stay."""
+def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
+    """Return the settings of a request, without the width. An update from `start` keeps its task, pooling and width."""
     given = dict(request["settings"])
+    width = given.pop("adapter_width", "auto")
     if "learning_rates" in given:
         given["learning_rates"] = tuple(given["learning_rates"])
-    if known is not None:
+    if start is not None:
+        known, factor = start.card, max(1, start.packed.hidden_size // start.packed.reduced_size)
         for key, asked, fixed in (
             ("task", request["task"], known.task),
             ("pooling", given.get("pooling"), known.pooling),
+            ("adapter width", None if width == "auto" else width, width_name(factor)),
         ):
             if asked not in (None, fixed):
                 raise BadManageRequestError(f"the tenant's {key} is {fixed}, an update cannot make it {asked}")
-        given["pooling"] = known.pooling
+        given |= {"pooling": known.pooling, "reduction_factor": factor}
         # The seed splits off the dev data. Another seed would choose texts that the previous version has trained on.
         given.setdefault("seed", known.about.get("seed", 0))
     return TrainSettings(**given)
@@ -209,12 +231,12 @@ def _result(version: TenantVersion) -> dict[str, Any]:
 
 def _shown(about: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a version's `about` that a job's result shows."""
-    warnings = {"warnings": about["warnings"]} if "warnings" in about else {}
+    more = ("adapter_width", "width_scores", "width_why", "baseline_scores", "warnings")
     return {
         "task": about["task"],
         "num_labels": len(about["labels"]),
         "scores": about.get("scores", {}),
-        **warnings,
+        **{key: about[key] for key in more if key in about},
     }
 
 
@@ -248,10 +270,13 @@ def _unchanged(job: Job, context: JobContext, current: TenantVersion, trained: T
 
 
 def _bytes(task: _Task) -> int:
-    """Return the bytes of a tenant's weights on disk, in float32. An update keeps their shapes."""
+    """Return the bytes of a tenant's weights on disk, in float32, with the widest adapter that dev may choose.
+
+    An update keeps the shapes of the weights.
+    """
     config, start, labels = task.base.config, task.start, len(task.data.labels)
     hidden = config.hidden_size
-    reduced = start.packed.reduced_size if start else config.reduced_size(task.settings.reduction_factor)
+    reduced = start.packed.reduced_size if start else config.reduced_size(min(task.factors))
     kind = task_named(task.data.task)
     head = (start.card.word_window if start else kind.new_word_window) * labels * (hidden + 1)
     transitions = (1 + labels) * labels if kind.has_transitions else 0

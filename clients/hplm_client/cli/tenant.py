@@ -10,6 +10,7 @@ import typer
 
 from hplm.core.columns import Columns
 from hplm.reporting.command_options import CommandGroup
+from hplm.reporting.tenant_lines import width_and_baselines
 from hplm.reporting.terminal_text import say, visible
 from hplm.tasks.task_loader import task_named, task_names
 from hplm_client.cli.deletion import YesOption, delete_confirmed
@@ -51,6 +52,13 @@ class TrainingOptions:
     epochs: Annotated[int | None, typer.Option(help="Most epochs to train.")] = None
     learning_rates: Annotated[
         list[float] | None, typer.Option("--learning-rate", help="Learning rate. Repeat to try several.")
+    ] = None
+    adapter_width: Annotated[
+        str | None,
+        typer.Option(
+            help="narrow, wide, or auto, which trains both and takes twice as long: --dev decides. Default: auto; an "
+            "update keeps the width."
+        ),
     ] = None
     patience: Annotated[
         int | None, typer.Option(help="Stop this many epochs after the epoch with the best score on --dev.")
@@ -98,6 +106,8 @@ def create(
 
       hplm tenant create acme --train train.jsonl --unlabelled more.jsonl --dry-run
 
+      hplm tenant create acme --train acme/train.csv --adapter-width narrow
+
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
     """
     request = {"tenant": name, "domain": domain, "task": task, "base": base}
@@ -143,6 +153,8 @@ def show_tenant(name: NameArgument, as_json: JsonOption = False, url: UrlOption 
         print_json(tenant)
         return
     _print_summary(tenant)
+    for line in (*width_and_baselines(tenant.about), *warning_lines(tenant.about)):
+        say(line)
     print_records(tenant.versions, ("version", "created_s", "scores"), as_json=False)
 
 
@@ -207,7 +219,7 @@ def _submit(
     action: str, request: dict[str, Any], training: TrainingOptions, job: JobOptions, pooling: str | None = None
 ) -> None:
     files = {"train": training.train, "dev": training.dev, "test": training.test, "unlabelled": training.unlabelled}
-    settings = {name: getattr(training, name) for name in ("epochs", "patience", "seed")}
+    settings = {name: getattr(training, name) for name in ("epochs", "patience", "adapter_width", "seed")}
     settings |= {"learning_rates": training.learning_rates or None, "pooling": pooling}
     with open_client(job.url, as_json=job.as_json) as client:
         with printing_errors(job.as_json):
@@ -216,6 +228,8 @@ def _submit(
         request = {**request, "data": data, "columns": columns.named, "settings": settings}
         if (result := submit_job(client, action, request, job)) is not None:
             for line in (*warning_lines(result), *filter(None, [result.get("why")])):
+                say(line)
+            for line in width_and_baselines(result):
                 say(line)
             _print_summary(client.show_tenant(request["tenant"]))
 

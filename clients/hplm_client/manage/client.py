@@ -117,7 +117,8 @@ class ManageClient:
 
         A model whose upper layers are all trained on the labelled files labels the `unlabelled` texts, and the tenant learns
         these too. `text_column`, `pair_column` and `label_column` name columns of the files that have unusual names.
-        `settings`: epochs, learning_rates, patience, pooling, seed. Raises AlreadyThereError, DataError and others.
+        `settings`: epochs, learning_rates, patience, pooling, adapter_width, seed. By default a narrow and a wide adapter are
+        trained, and the dev examples choose. Raises AlreadyThereError, DataError and others.
         """
         data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
         columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None

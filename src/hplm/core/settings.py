@@ -21,8 +21,10 @@ Settings = TypeVar("Settings")
 MOST_CHUNK_BYTES = 8 << 20
 # Limits of a tenant's weight. With extreme floats a share would be infinite or zero.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-# The hidden size over an adapter's bottleneck, as in HMI. A tagging's adapter is as wide as the adapter slots instead.
+# The hidden size over a narrow adapter's bottleneck, as in HMI. A wide adapter is as wide as the adapter slots.
 REDUCTION_FACTOR = 16
+# How wide a new tenant's adapter is; with `auto` the tenant's dev examples choose.
+AdapterWidth = Literal["auto", "narrow", "wide"]
 # What is done with a window that no table has.
 Miss = Literal["backoff", "compute"]
 # Number format of matrix products, if it differs from the rest of the model.
@@ -174,7 +176,8 @@ class ManagerSettings:
     """Settings of the `manager` backend. `store` is relative to the folder of the settings file.
 
     `miss` is the look-up stage's setting: tenants are trained on the vectors that they will be served, but in floats if
-    serving uses int8. `reduction_factor` is the upper stage's setting.
+    serving uses int8. `reduction_factor` is the upper stage's setting: wide adapters are as wide as it allows, narrow
+    adapters at most as wide as REDUCTION_FACTOR allows.
     """
 
     store: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hplm.adapters.tenant import Pooling
+from hplm.core.settings import AdapterWidth
 from hplm.errors import ConfigError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -49,6 +50,7 @@ class TuneSettings:
     learning_rates: tuple[float, ...] | None = None
     patience: int | None = None
     pooling: Pooling | None = None
+    adapter_width: AdapterWidth | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from hplm.core.settings import ManagerSettings
+from hplm.core.settings import REDUCTION_FACTOR, ManagerSettings
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 from hplm.errors import (
     AlreadyThereError,
@@ -115,6 +115,11 @@ class ManageService:
             raise BadManageRequestError(
                 f"this server serves base {self._settings.base!r}: "
                 f"for a tenant of base {base!r} ask the manager of the server that serves that base"
+            )
+        if request.settings.adapter_width == "wide" and self._settings.reduction_factor >= REDUCTION_FACTOR:
+            raise BadManageRequestError(
+                f"this server's adapter slots hold no wide adapter (reduction_factor {self._settings.reduction_factor}): "
+                "ask for a narrow one, or export the models with `hplm build export --reduction-factor 4`"
             )
         self._check_domain(base, domain, is_waited_for=not request.dry_run)
         files: dict[str, Source] = given(request.data)

@@ -113,7 +113,7 @@ class Tagging(Task):
         return ["the test data holds no entity: a model that finds nothing scores best there"] if is_empty else []
 
     def reduction_factor(self, slot_factor: int) -> int:
-        # Wider adapters than usual help named entities, and no other task: docs/decisions.md.
+        # Wide adapters help named entities by more than dev examples can show: docs/decisions.md.
         return slot_factor
 
     def forbidden_transitions(self, labels: Sequence[str]) -> Logits:

@@ -132,7 +132,10 @@ class Task(ABC):
     # Training.
 
     def reduction_factor(self, slot_factor: int) -> int:
-        """Return the reduction factor of a new tenant's adapters, if slots have `slot_factor`."""
+        """Return the usual reduction factor of a new tenant's adapters, if slots have `slot_factor`.
+
+        A tenant has another one only if it is clearly better on the tenant's dev examples.
+        """
         return max(slot_factor, REDUCTION_FACTOR)
 
     def scale(self, train: Examples) -> Scale:

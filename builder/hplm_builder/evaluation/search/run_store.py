@@ -34,7 +34,11 @@ class RunKey:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, as it is stored. A run that diverged has no scores. `more` holds a study's further measurements."""
+    """The result of a run, as it is stored. A run that diverged has no scores.
+
+    `dev_without` are the dev scores of `DevScore.without`, which results from before there was a choice of widths lack. `more`
+    holds a study's further measurements.
+    """
 
     dev: float | None = None
     test: float | None = None
@@ -43,6 +47,7 @@ class RunResult:
     epochs: int = 0
     trained_parameters: int = 0
     seconds: float = 0.0
+    dev_without: list[float] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
 

@@ -159,6 +159,7 @@ class _SearchLoop:
             trained_parameters=sum(p.numel() for p in trained.body.parameters() if p.requires_grad)
             + sum(array.size for array in trained.head.arrays.values()),
             seconds=teacher_s + time.monotonic() - start_s,
+            dev_without=list(trained.dev.without),
             more=variant.measure_more(task, data, trained) if variant.measure_more else {},
         )
 

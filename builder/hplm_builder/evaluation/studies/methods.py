@@ -16,10 +16,12 @@ from hplm.adapters.packed import Place
 from hplm.core.settings import REDUCTION_FACTOR
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.tasks.task_loader import task_named
 from hplm_builder.cli.options import BaseOption
 from hplm_builder.convert.base import DEFAULT_BASE, model_folder
 from hplm_builder.evaluation.search.eval_options import EvalOptions, eval_command, study_settings
 from hplm_builder.evaluation.search.eval_task import EvalTask
+from hplm_builder.evaluation.search.finished_runs import BestRun
 from hplm_builder.evaluation.search.original_model import OriginalModel
 from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.search.study import (
@@ -35,10 +37,22 @@ from hplm_builder.evaluation.search.study import (
 from hplm_builder.evaluation.search.summary import AVERAGE, Row, result_rows, test_scores
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import ADAPTER_AT, FullModel, HeadModel, OriginalUpper, adapter_body
+from hplm_builder.tenants.dev_scores import DevScore
+from hplm_builder.tenants.widths import choose
 
 METHODS = tuple(RATES)
-# With adapters after attention as in HMI, with wider adapters, and with unlabelled texts. They run only if they are named.
-ON_DEMAND = ("adapter-attention", "hbert-attention", "adapter-wide", "hbert-wide", "hbert-taught", "hbert-wide-taught")
+# hbert-auto keeps, for each seed, the run of hbert or of hbert-wide that a tenant's job would keep. It has no runs of its own.
+NARROW_METHOD, WIDE_METHOD, AUTO = "hbert", "hbert-wide", "hbert-auto"
+# With adapters after attention as in HMI, with other widths, and with unlabelled texts. They run only if they are named.
+ON_DEMAND = (
+    "adapter-attention",
+    "hbert-attention",
+    "adapter-wide",
+    WIDE_METHOD,
+    AUTO,
+    "hbert-taught",
+    "hbert-wide-taught",
+)
 WIDE = 4  # reduction factor of the wide adapters
 MOST_POINTS = 1.0  # percentage points that hBERT may lose against another method
 
@@ -80,6 +94,30 @@ def method_variants(original: OriginalModel, served: ServedDomain, device: torch
     ]
 
 
+def choose_widths(task: EvalTask, narrow: Sequence[BestRun], wide: Sequence[BestRun]) -> list[BestRun]:
+    """Return, for each seed, the run of the width that `hplm build tenant` would keep, by the same rule.
+
+    Raises ConfigError for runs of an older release, which lack what the rule compares.
+    """
+    wide_is_usual = task_named(task.data.task).reduction_factor(WIDE) < REDUCTION_FACTOR
+    usual, other = (wide, narrow) if wide_is_usual else (narrow, wide)
+    return [_kept_width(task, *runs) for runs in zip(usual, other, strict=True)]
+
+
+def _kept_width(task: EvalTask, usual: BestRun, other: BestRun) -> BestRun:
+    scores = []
+    for best in (usual, other):
+        if best.run is None or best.run.dev is None:
+            return other if best is usual else usual  # training diverged at every rate
+        if not best.run.dev_without:
+            raise ConfigError(
+                f"{task.name}: the finished runs of seed {best.seed} are from before there was a choice of widths: give "
+                "--resume another folder"
+            )
+        scores.append(DevScore(best.run.dev, tuple(best.run.dev_without)))
+    return (usual, other)[choose(scores)]
+
+
 def goals_of(rows: Sequence[Row]) -> list[Goal]:
     """Return hBERT's goals, as far as the compared methods and tasks show them."""
     tests = test_scores(rows, "method")
@@ -94,7 +132,7 @@ def goals_of(rows: Sequence[Row]) -> list[Goal]:
         ]
 
     goals = []
-    for name in ("hbert", "hbert-wide", "hbert-taught", "hbert-wide-taught"):
+    for name in ("hbert", "hbert-wide", "hbert-auto", "hbert-taught", "hbert-wide-taught"):
         ending = name.removeprefix("hbert")
         if gaps := lost(name, "dedicated"):
             text = f"points that {name} loses against dedicated, average over tasks"
@@ -128,11 +166,11 @@ def methods(
     """Compare fine-tuning methods as HMI Table 3 does. All use the same search; dev chooses, test is reported.
 
     dedicated: the whole original model trains. shared: a head over the frozen original. adapter: adapters in the original's
-    upper layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as served (taggings are served
-    as hbert-wide).
+    upper layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as they are served.
 
     On demand: adapter-attention and hbert-attention have adapters after the attention sub-layer, as in HMI. adapter-wide and
-    hbert-wide have adapters four times as wide (a reduction factor of 4). hbert-taught and hbert-wide-taught also learn from
+    hbert-wide have adapters four times as wide (a reduction factor of 4). hbert-auto keeps hbert or hbert-wide, as dev says and
+    as tenants are made; it runs both. hbert-taught and hbert-wide-taught also learn from
     as many unlabelled texts of the train part, which a plot model trained on the labelled texts labels. Examples:
 
       hplm eval methods --root data --quick
@@ -141,15 +179,27 @@ def methods(
 
       hplm eval methods --root data --budget full --device cuda --resume runs-full --json methods-full.json
     """
-    if unknown := sorted(set(method or ()) - {*METHODS, *ON_DEMAND}):
+    wanted = {*(method or METHODS)}
+    if unknown := sorted(wanted - {*METHODS, *ON_DEMAND}):
         raise ConfigError(f"unknown method {unknown[0]!r}; the methods are {', '.join((*METHODS, *ON_DEMAND))}")
+    if AUTO in wanted:
+        wanted |= {NARROW_METHOD, WIDE_METHOD}
     tasks, limits, device = shared.read()
     served = shared.served(base, plot, miss)
     original_model = OriginalModel(served.base, model_folder(original), device)
     original_model.check()
     variants = method_variants(original_model, served, device)
-    chosen = [variant for variant in variants if variant.name in (method or METHODS)]
+    chosen = [variant for variant in variants if variant.name in wanted]
     study, best = shared.run(tasks, chosen, limits, device)
+    if AUTO in wanted:
+        for task in tasks:
+            best[task.name, AUTO] = choose_widths(task, best[task.name, NARROW_METHOD], best[task.name, WIDE_METHOD])
+        narrow = next(variant for variant in chosen if variant.name == NARROW_METHOD)
+        study = replace(study, variants=[*chosen, replace(narrow, name=AUTO)])
     rows = result_rows(study, best)
+    for row in rows:
+        if row["method"] == AUTO and row["task"] != AVERAGE:
+            pairs = zip(best[row["task"], AUTO], best[row["task"], WIDE_METHOD], strict=True)
+            row["wide_seeds"] = sum(kept is wide for kept, wide in pairs)
     settings: dict[str, Any] = {"base": base, "original": original_model.folder.name, "plot": plot, "miss": miss}
     Report("methods", study_settings(study, best, settings), rows, goals_of(rows)).publish(shared.json_file)

@@ -22,13 +22,15 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
 from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
+from hplm_builder.evaluation.search.finished_runs import BestRun
 from hplm_builder.evaluation.search.original_model import OriginalModel
 from hplm_builder.evaluation.search.run_store import RunKey, RunResult, RunStore
 from hplm_builder.evaluation.search.search_loop import FeatureCache
 from hplm_builder.evaluation.search.served_domain import ServedDomain
 from hplm_builder.evaluation.search.study import RATES, Study
-from hplm_builder.evaluation.studies.methods import METHODS, goals_of, method_variants
+from hplm_builder.evaluation.studies.methods import METHODS, choose_widths, goals_of, method_variants
 from hplm_builder.tenants.bodies import CPU, fastest_format
+from hplm_builder.tenants.dev_scores import DevScore
 from typer.testing import CliRunner
 
 from hplm.errors import ConfigError, DataError, HplmError
@@ -96,6 +98,42 @@ def test_on_demand_adapters_are_four_times_as_wide(bench: Place, tmp_path: Path)
     for method in methods:
         found = [json.loads(path.read_text())["about"] for path in tmp_path.glob(f"*/{method}/*.json")]
         assert {about.get("reduction_factor") for about in found} == {4 if method.endswith("-wide") else None}
+
+
+def test_the_automatic_width_is_the_one_that_a_tenants_job_keeps_and_costs_no_runs(
+    bench: Place, tmp_path: Path
+) -> None:
+    asked = ["--method", "hbert-auto", "--seed", "0", "--seed", "1", "--resume", str(tmp_path)]
+    report = report_of(bench, "methods", *with_original(bench), *asked)
+    rows = {(row["task"], row["method"]): row for row in report["rows"]}
+    assert {method for _, method in rows} == {"hbert", "hbert-wide", "hbert-auto"}
+    assert {path.parent.name for path in tmp_path.glob("*/*/*.json")} == {"hbert", "hbert-wide"}
+    for task in ("colours", "places"):
+        narrow, wide, auto = (rows[task, method]["test_by_seed"] for method in ("hbert", "hbert-wide", "hbert-auto"))
+        assert all(kept in of_seed for kept, *of_seed in zip(auto, narrow, wide, strict=True))
+        assert 0 <= rows[task, "hbert-auto"]["wide_seeds"] <= 2
+    assert "wide_seeds" not in rows["average", "hbert-auto"]
+
+
+def run_of(right: int, *, without: bool = True) -> BestRun:
+    """A seed's run that is right on the first of 100 dev examples."""
+    dev = DevScore.of(lambda numbers: float(np.mean([i < right for i in numbers])), 100)
+    run = RunResult(dev=dev.value, test=dev.value, dev_without=list(dev.without) if without else [])
+    return BestRun(0, 1e-3, run, at_end=False)
+
+
+def test_the_automatic_width_of_a_seed_follows_the_rule_of_the_job(task: EvalTask) -> None:
+    tagging = EvalTask("tags", replace(task.data, task="tagging"))
+    close, far = run_of(81), run_of(90)
+    diverged = replace(close, run=None)
+    base = run_of(80)
+    for usual_first, kind in ((True, task), (False, tagging)):
+        for other, kept in ((close, base), (far, far), (diverged, base)):
+            narrow, wide = (base, other) if usual_first else (other, base)
+            assert choose_widths(kind, [narrow], [wide]) == [kept]
+    assert choose_widths(task, [diverged], [base]) == [base]
+    with pytest.raises(ConfigError, match="colours: the finished runs of seed 0 are from before"):
+        choose_widths(task, [run_of(80, without=False)], [base])
 
 
 def test_the_wide_taught_method_is_wide_and_uses_pseudo_labels(bench: Place, task: EvalTask) -> None:

@@ -85,14 +85,15 @@ def newest(registry: Registry) -> Job:
 @pytest.mark.parametrize(
     ("rows", "file", "options", "reduced", "says_so"),
     [
+        # In one epoch neither width finds any name, and a tagging is wide if dev shows no difference.
         (making.names(), "names.jsonl", (), 12, True),
-        (making.names(), "names.jsonl", ("--reduction-factor", "16"), 3, False),
-        (making.colours(), "colours.csv", (), 3, False),
+        (making.names(), "names.jsonl", ("--adapter-width", "narrow"), 3, False),
+        (making.colours(), "colours.csv", ("--adapter-width", "wide"), 12, True),
         (making.colours(), "colours.csv", ("--reduction-factor", "4"), 12, False),
     ],
-    ids=["tagging", "narrow-tagging", "classification", "wide-classification"],
+    ids=["tagging", "narrow-tagging", "wide-classification", "reduction-factor"],
 )
-def test_a_tagging_that_is_built_is_wide_unless_told_otherwise(
+def test_a_tenant_that_is_built_has_the_width_that_dev_or_the_command_chose_and_keeps_it(
     tmp_path: Path, rows: str, file: str, options: tuple[str, ...], reduced: int, says_so: bool
 ) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
@@ -101,13 +102,25 @@ def test_a_tagging_that_is_built_is_wide_unless_told_otherwise(
     done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file), *options], catch_exceptions=False)
     assert done.exit_code == 0
     assert ("exported with --reduction-factor 4" in done.output) == says_so
-    assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
+    about = tenants.load_card(tiny.folder_of(store, "acme")).about
+    assert about["bottleneck"] == reduced
+    assert ("width_scores" in about) == (not options)
+    assert f"adapter: {about['adapter_width']}" in done.output
+    assert f"baselines on dev: one answer to everything {about['baseline_scores']['constant']:.3f}" in done.output
     # Again, it stays as wide: whoever serves it may have no slots for more.
     done = CliRunner().invoke(builder, [*command, "--train", str(tmp_path / file)], catch_exceptions=False)
     assert done.exit_code == 0
     assert "exported with" not in done.output
     assert tiny.folder_of(store, "acme") == store.tenant_version("acme", 2)
     assert tenants.load_card(tiny.folder_of(store, "acme")).about["bottleneck"] == reduced
+
+
+def test_a_width_and_a_reduction_factor_together_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "colours.csv").write_text(making.colours())
+    command = ["tenant", "acme", "--train", str(tmp_path / "colours.csv"), "--adapter-width", "wide"]
+    done = CliRunner().invoke(builder, [*command, "--reduction-factor", "8"])
+    assert done.exit_code == 2
+    assert "give --adapter-width or --reduction-factor, not both" in done.output
 
 
 def test_a_tenant_that_is_built_again_gets_its_next_version(tmp_path: Path) -> None:

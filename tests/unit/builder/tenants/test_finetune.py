@@ -502,7 +502,7 @@ def test_tags_are_learned_from_the_words_beside_them() -> None:
     ("task", "of_slots", "factor"),
     [("tagging", 4, 4), ("tagging", 24, 24), ("classification", 4, 16), ("regression", 24, 24)],
 )
-def test_a_new_tagging_is_as_wide_as_the_slots_and_others_at_most_as_wide_as_usual(
+def test_a_new_tagging_is_usually_as_wide_as_the_slots_and_others_are_narrow(
     task: str, of_slots: int, factor: int
 ) -> None:
     assert task_named(task).reduction_factor(of_slots) == factor

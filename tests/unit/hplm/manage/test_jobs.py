@@ -46,6 +46,8 @@ from tests.unit.hplm.manage.making import (
 from tests.waiting import until
 
 PLANNED_WITHIN_S = 120.0
+# The settings of tenants by the widths that their jobs train.
+WIDTHS = {"both": {}, "narrow": {"adapter_width": "narrow"}, "wide": {"adapter_width": "wide"}}
 
 
 def test_a_tenant_is_made_published_and_can_be_served(service: ManageService, store: Store, registry: Registry) -> None:
@@ -92,7 +94,7 @@ def test_a_tenant_is_trained_over_what_it_will_be_served(
     assert registry.tenant("acme").current.about["miss"] == miss
 
 
-def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_through_updates(
+def test_wide_adapters_are_as_wide_as_the_server_has_them_and_stay_so_through_updates(
     store: Store, registry: Registry
 ) -> None:
     base = bases.load(store.base("tiny"))
@@ -103,11 +105,12 @@ def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_thro
         made = (tenants.load(folder, fingerprint=base.fingerprint, name=name) for name, folder in folders.items())
         return [one.packed.reduced_size for one in made]
 
+    narrow, wide = ({**QUICK, "adapter_width": width} for width in ("narrow", "wide"))
     with closing(make_service(store, reduction_factor=4)) as service:
-        create_tenant(service, "colours")
-        create_tenant(service, "names", names(), file="train.jsonl")
+        create_tenant(service, "colours", settings=narrow)
+        create_tenant(service, "names", names(), file="train.jsonl", settings=wide)
     with closing(make_service(store, reduction_factor=24)) as service:
-        create_tenant(service, "small")
+        create_tenant(service, "small", settings=narrow)
     work(store)
     assert widths("colours", "names", "small") == [hidden // 16, hidden // 4, hidden // 24]
     with closing(make_service(store, reduction_factor=16)) as service:
@@ -115,6 +118,48 @@ def test_a_taggings_adapters_are_as_wide_as_the_server_has_them_and_stay_so_thro
     work(store)
     assert registry.tenant("names").current.number == 2
     assert widths("names") == [hidden // 4]
+    with closing(make_service(store, reduction_factor=4)) as service:
+        job = update(service, "names", names(), file="train.jsonl", settings=narrow)
+    work(store)
+    said = failure(registry, job, "BAD_MANAGE_REQUEST")
+    assert "the tenant's adapter width is wide, an update cannot make it narrow" in said
+
+
+def test_both_widths_are_trained_by_default_and_the_job_and_the_card_tell_the_choice(
+    store: Store, registry: Registry
+) -> None:
+    with closing(make_service(store, reduction_factor=4)) as service:
+        jobs = {width: create_tenant(service, width, settings={**QUICK, **given}) for width, given in WIDTHS.items()}
+        work(store)
+        shown = ask(service, "tenant.show", tenant="both")["tenant"]["about"]
+    results = {width: registry.job(job).result or {} for width, job in jobs.items()}
+    chosen = results["both"]["adapter_width"]
+    assert results["both"]["width_scores"] == {
+        width: results[width]["scores"]["dev_accuracy"] for width in ("narrow", "wide")
+    }
+    assert results["both"]["scores"] == results[chosen]["scores"]
+    assert results["both"]["width_why"].startswith("on dev wide has ")
+    assert [results[width]["adapter_width"] for width in ("narrow", "wide")] == ["narrow", "wide"]
+    assert all("width_scores" not in results[width] for width in ("narrow", "wide"))
+    for key in ("adapter_width", "width_scores", "width_why", "baseline_scores"):
+        assert shown[key] == results["both"][key]
+
+
+def test_slots_that_hold_no_wide_adapter_leave_no_choice_and_a_wide_one_is_refused(
+    store: Store, registry: Registry
+) -> None:
+    with closing(make_service(store, reduction_factor=16)) as service:
+        job = create_tenant(service, "acme")
+        with pytest.raises(BadManageRequestError, match="slots hold no wide adapter .* --reduction-factor 4"):
+            create_tenant(service, "wide", settings={"adapter_width": "wide"})
+        with pytest.raises(BadManageRequestError, match="adapter_width must be one of 'auto', 'narrow', 'wide'"):
+            create_tenant(service, "wide", settings={"adapter_width": "broad"})
+    work(store)
+    result = registry.job(job).result
+    assert result is not None
+    assert result["adapter_width"] == "narrow"
+    assert result["width_why"] == "the server's adapter slots hold no wider adapter"
+    assert "width_scores" not in result
 
 
 def test_an_uploads_ending_may_be_in_capitals(service: ManageService, store: Store, registry: Registry) -> None:
@@ -500,15 +545,15 @@ def test_a_dry_run_says_what_it_would_cost_and_changes_nothing(
     assert registry.tenant("acme").current.number == 1
 
 
-@pytest.mark.parametrize("reduction_factor", [16, 4])
+@pytest.mark.parametrize(("reduction_factor", "trained"), [(16, ["narrow"]), (4, ["wide", "narrow"])])
 def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_what_the_version_before_does(
-    store: Store, reduction_factor: int
+    store: Store, reduction_factor: int, trained: list[str]
 ) -> None:
-    def planned(service: ManageService, action: str) -> int:
+    def planned(service: ManageService, action: str) -> dict[str, Any]:
         service._dry_run_wait_s = PLANNED_WITHIN_S
         data = {"train": {"upload": upload(service, names(), "train.jsonl")}}
         with at_work(store):
-            return int(ask(service, action, tenant="names", data=data, dry_run=True)["plan"]["bytes"])
+            return dict(ask(service, action, tenant="names", data=data, dry_run=True)["plan"])
 
     with closing(make_service(store, reduction_factor=reduction_factor)) as service:
         first = planned(service, "tenant.create")
@@ -518,7 +563,9 @@ def test_what_a_tagging_takes_is_told_with_its_transitions_and_an_update_takes_w
     with closing(make_service(store, reduction_factor=20 - reduction_factor)) as service:
         again = planned(service, "tenant.update")
     weights = store.tenant_version("names", 1) / "weights.safetensors"
-    assert (first, again) == pytest.approx((weights.stat().st_size,) * 2, abs=1000)
+    assert (first["bytes"], again["bytes"]) == pytest.approx((weights.stat().st_size,) * 2, abs=1000)
+    # The usual width of a tagging is the first. An update keeps the width.
+    assert (first["adapter_widths"], again["adapter_widths"]) == (trained, trained[:1])
 
 
 def test_what_is_odd_about_the_data_is_said_by_the_plan_the_job_and_the_card(
