@@ -100,7 +100,10 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
     assert "acme" in terminal.out("tenant", "list", "--prefix", "ac")
     assert terminal.json("tenant", "rollback", "acme") == [{"tenant": "acme", "version": first}]
     assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
-    assert "general" in terminal.out("tenant", "show", "acme")
+    summary = terminal.out("tenant", "show", "acme")
+    assert "general" in summary
+    assert f"adapter: {shown['about']['adapter_width']}\n" in summary
+    assert "baselines on dev: one answer to everything 0." in summary
     for answer, words in (("n\n", "Nothing was done.\n"), ("", "If no person can answer, give --yes")):
         kept = terminal.run("tenant", "delete", "acme", answer=answer)
         assert kept.exit_code == 1

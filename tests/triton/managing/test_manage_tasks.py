@@ -13,6 +13,7 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_client import Client, ManageClient
 
 from hplm import errors
+from hplm.adapters import tenant as tenants
 from hplm.core.settings import REDUCTION_FACTOR, EncodeSettings
 from hplm.core.text import TextOrPair
 from hplm.models import base as bases
@@ -79,7 +80,8 @@ def file_of(kind: str, folder: Path, part: str = "train") -> Path:
 def check_served(place: Place, base: Base, tenant: str, texts: Sequence[TextOrPair]) -> None:
     """Over both protocols: logits as the slow reference has them, and what they mean by the tenant's own labels."""
     card = tiny.load_tenant(place.store, base, tenant)
-    factor = EncodeSettings.reduction_factor if card.card.task == "tagging" else REDUCTION_FACTOR
+    chosen = tenants.load_card(tiny.folder_of(place.store, tenant)).about["adapter_width"]
+    factor = EncodeSettings.reduction_factor if chosen == "wide" else REDUCTION_FACTOR
     assert card.packed.reduced_size == base.config.hidden_size // factor
     encoder = base.load_text_encoder()
     for asked in texts:
