@@ -1,4 +1,4 @@
-"""What a tenant must be better than on its dev examples: one answer to everything, and a head alone over frozen layers."""
+"""Baselines that a tenant must beat on its dev examples: one answer to everything, and a head alone over frozen layers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from hplm_builder.tenants.widths import factors_to_train, width_name
 
 NO_WIDER = "the server's adapter slots hold no wider adapter"
 # The share of the job that each step takes, without and with unlabelled texts.
-SHARES = {"features": 0.2, "fine-tune": 0.75, "baseline": 0.05}
+SHARES = {"features": 0.25, "fine-tune": 0.7, "baseline": 0.05}
 SHARES_WITH_TEACHER = {
     "features": 0.1,
     "unlabelled": 0.1,
