@@ -10,7 +10,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.unit.hplm.manage.making import LEARNING, QUICK, ask, colours, files_below, upload, work
 
-STEPS = ["read", "features", "unlabelled", "teacher", "label", "fine-tune", "publish"]
+STEPS = ["read", "features", "unlabelled", "teacher", "label", "fine-tune", "baseline", "publish"]
 MORE = "text\n" + "".join(f"the {'red' if i % 2 else 'blue'} cat runs {i} times\n" for i in range(40))
 
 
