@@ -8,9 +8,11 @@ from hplm.jobs.lease import JobLease
 from hplm.manage.service import ManageService
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from tests.unit.hplm.manage.making import LEARNING, QUICK, ask, colours, files_below, upload, work
+from tests.unit.hplm.manage.making import LEARNING, ask, colours, files_below, upload, work
 
 STEPS = ["read", "features", "unlabelled", "teacher", "label", "fine-tune", "baseline", "publish"]
+# In so many epochs a teacher of the tiny base learns the colours.
+ENOUGH = {"epochs": 12}
 MORE = "text\n" + "".join(f"the {'red' if i % 2 else 'blue'} cat runs {i} times\n" for i in range(40))
 
 
@@ -19,7 +21,7 @@ def submit(service: ManageService, content: str, **values: object) -> str:
         "train": {"upload": upload(service, colours(60))},
         "unlabelled": {"upload": upload(service, content, "more.csv")},
     }
-    return str(ask(service, "tenant.create", tenant="acme", data=data, settings=QUICK, **values)["job"])
+    return str(ask(service, "tenant.create", tenant="acme", data=data, settings=ENOUGH, **values)["job"])
 
 
 def test_a_tenant_is_made_from_both_and_updated(service: ManageService, store: Store, registry: Registry) -> None:
