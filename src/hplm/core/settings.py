@@ -169,6 +169,34 @@ class EncodeSettings(StageSettings):
         _positive(self, "starve_after_s")
 
 
+@dataclass(frozen=True, kw_only=True)
+class FusedSettings(EncodeSettings):
+    """Settings of the `fused` backend: those of EncodeSettings, and those of LookupSettings that its look-up needs.
+
+    `num_threads` threads compute upper layers and windows. Where `coarse_prefetch` fills slots for waiting requests, their
+    texts are looked up too.
+    """
+
+    table: str
+    miss: Miss = LookupSettings.miss
+    overlay_windows: int = LookupSettings.overlay_windows
+    most_domains: int = LookupSettings.most_domains
+    max_text_bytes: int = LookupSettings.max_text_bytes
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Refuses what a look-up stage refuses.
+        assert self.look_up
+
+    @property
+    def look_up(self) -> LookupSettings:
+        """The settings of the look-up. Torch shares its work among threads, so none are started for windows."""
+        known = {
+            each.name: vars(self)[each.name] for each in dataclasses.fields(LookupSettings) if each.name in vars(self)
+        }
+        return LookupSettings(**known | {"num_threads": 1})
+
+
 @dataclass(frozen=True)
 class ManagerSettings:
     """Settings of the `manager` backend. `store` is relative to the folder of the settings file.
