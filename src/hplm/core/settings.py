@@ -7,6 +7,7 @@ import json
 import math
 import reprlib
 import types
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -195,6 +196,13 @@ class FusedSettings(EncodeSettings):
             each.name: vars(self)[each.name] for each in dataclasses.fields(LookupSettings) if each.name in vars(self)
         }
         return LookupSettings(**known | {"num_threads": 1})
+
+
+def fused_values(look_up: Mapping[str, Any], encode: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fused model's settings from settings of both stages. Settings that both stages have are the encode stage's."""
+    of_encode = {each.name for each in dataclasses.fields(EncodeSettings)}
+    besides = {each.name for each in dataclasses.fields(FusedSettings)} - of_encode
+    return {key: value for key, value in look_up.items() if key in besides} | dict(encode)
 
 
 @dataclass(frozen=True)
