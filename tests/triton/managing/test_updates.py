@@ -34,7 +34,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.managed import await_seen
-from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
+from tests.messages import TEXTS, TOLERANCE, looked_up, message, read, served_hidden
 from tests.waiting import until
 from tests.watching import stubs_of
 
