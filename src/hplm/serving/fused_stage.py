@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,13 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         self.lookup.forget(versions)
         super().forget(versions)
 
+    @property
+    def counts(self) -> Counter[str]:
+        """Counts of every stage with an engine, and the tokens looked up: the batch loop counts an estimate only."""
+        counts = super().counts
+        counts["tokens"] = self._tokens
+        return counts
+
     def publish(self, backlog: Backlog) -> None:
         # Admission reads the queue of its own process: None until a batch was planned.
         self._backlog = combine([backlog])
@@ -87,6 +95,7 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
                 sound.append(index)
                 encode_items.append(EncodeItem(EngineRequest(item.tenant, item.hidden.hidden), item.hidden.tokens))
                 truncated.append(item.hidden.truncated)
+                self._tokens += len(item.hidden.tokens)
             elif item.hidden is not None:
                 yield [index], [item.hidden]
         for indices, answers in self.encode(encode_items, batch):

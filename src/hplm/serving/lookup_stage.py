@@ -87,8 +87,9 @@ class TextLookup:
         catalog: Catalog,
         bank: TenantBank,
         downstream: DownstreamAdmission,
+        device_index: int = 0,
     ) -> None:
-        """`downstream` knows the requests that wait for the encoder."""
+        """`downstream` knows the requests that wait for the encoder. `device_index`: see `OpenDomains`."""
         tokenise_in_one_thread()
         self._settings = settings
         self._catalog = catalog
@@ -105,7 +106,7 @@ class TextLookup:
         self._texts: HostCache[ServedTenant, int] = HostCache(
             lambda tenant: bank.card(tenant).texts, lambda _: 1, capacity=MOST_CARDS
         )
-        self.domains = OpenDomains(store, base, settings)
+        self.domains = OpenDomains(store, base, settings, device_index)
         # A root is in every lineage of its domains: a broken one shows at the start.
         roots = {served.lineage[-1:] for served in catalog.served()}
         for root in roots | {catalog.lineage(settings.table)[-1:]}:

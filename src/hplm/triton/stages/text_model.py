@@ -34,7 +34,6 @@ class TextModel(StageModel):
         """Start the stage and its metrics, see `StageModel.begin`. `lookup` is the stage's look-up of texts."""
         max_batch_size = json.loads(args["model_config"])["max_batch_size"]
         self._queue_time = TritonQueueTime(max_batch_size, translate.queue_size(args), translate.instances(args))
-        self._arrived_s = time.monotonic()
         translate.log(f"{args['model_name']}: what no table has is {lookup.domains.how_misses_are_computed}")
         nothing = np.array([[b""]], dtype=np.object_)
         windows = metrics.MetricFamily(
