@@ -50,7 +50,10 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         super().__init__(settings, folder, device_index, instances)
         self._backlog: Backlog | None = None
         self._downstream = DownstreamAdmission(lambda now_s: self._backlog, settings.tenant_weights)
-        self.lookup = TextLookup(settings.look_up, self._store, self._base, self._catalog, self._bank, self._downstream)
+        self.lookup = TextLookup(
+            settings.look_up, self._store, self._base, self._catalog, self._bank, self._downstream, device_index
+        )
+        self._tokens = 0
         self._looking_up = threading.Lock()
 
     def close(self) -> None:
