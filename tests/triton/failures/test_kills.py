@@ -443,7 +443,9 @@ def test_requests_under_way_when_a_stage_dies_get_stage_down_by_their_deadline(s
             continue
         # Triton forgets a request now and then: our client ends that one at its deadline.
         assert {type(error) for error, _ in found} <= {errors.StageDownError, errors.DeadlineError}, found
-        assert [type(error) for error, _ in found].count(errors.StageDownError) > len(found) // 2
+        # Without an ensemble Triton forgets all that the process has taken and does not hold a call open for.
+        least = 0 if model == "hbert" else len(found) // 2
+        assert [type(error) for error, _ in found].count(errors.StageDownError) > least
         assert max(taken_s for _, taken_s in found) <= DEADLINE_S + DEADLINE_GRACE_S + SLACK_S
         of_ensemble = "" if model == "hbert" else "in ensemble 'hbert', "
         said = (500, f"{of_ensemble}Stub process '{model}_0_0' is not healthy.")
