@@ -186,8 +186,7 @@ class FusedSettings(EncodeSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Refuses what a look-up stage refuses.
-        assert self.look_up
+        at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes")
 
     @property
     def look_up(self) -> LookupSettings:
