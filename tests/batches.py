@@ -9,9 +9,8 @@ from hplm.errors import HplmError
 from hplm.scheduling.policy import Batch
 from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
 from hplm.serving.lookup_stage import LookupAnswer, LookupStage
-from hplm.serving.refusal import for_the_wire
 from hplm.serving.request import Request
-from hplm.serving.stage import Stage
+from hplm.serving.stage import Stage, for_the_wire
 
 Input = TypeVar("Input")
 Item = TypeVar("Item")

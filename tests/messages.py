@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -18,6 +19,9 @@ from hplm_loadtest.scenarios.infer_messages import METHOD
 from tritonclient.grpc import service_pb2
 
 from hplm.core import wire
+from hplm.core.roles import load_serving_settings
+from hplm.engine.open_domain import open_lineage
+from hplm.models.device import CPU, choose_dtype
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 
@@ -64,6 +68,16 @@ def ask_all(server: TritonServer, messages: Sequence[bytes], in_flight: int, cha
 
     asyncio.run(run())
     return answers
+
+
+def looked_up(models: Path, texts: Sequence[str]) -> list[torch.Tensor]:
+    """What is looked up over the root for texts: a fused model hands it out to nobody."""
+    settings = load_serving_settings(models).look_up
+    store, base = tiny.opened(models.parent)
+    root = store.table(settings.table, "root").parent
+    domain = open_lineage(store, base, [root], miss=settings.miss, dtype=choose_dtype(settings.dtype, CPU))
+    ids = [encoded.ids for encoded in base.load_text_encoder().encode(texts)]
+    return [torch.from_numpy(domain.hidden_states(one, [len(one)]).astype(np.float32)) for one in ids]
 
 
 def served_hidden(server: TritonServer, tenant: str, text: str) -> torch.Tensor:

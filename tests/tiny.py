@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,6 +23,7 @@ from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.core.roles import load_serving_settings
 from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
 from hplm.engine.lower_layers import LOWER_FORMS, lower_form, make_lower
@@ -274,8 +276,9 @@ def make_repository(
     manager_settings: dict[str, Any] | None = None,
     registry: str = "",
     instances: int = 1,
-    look_up_instances: int = 1,
+    look_up_instances: int | None = None,
     other_tasks: bool = False,
+    fused: bool = False,
 ) -> Path:
     """A store, whose `registry` may be elsewhere, and model folders; fewer slots than tenants, so that slots are swapped.
 
@@ -291,8 +294,16 @@ def make_repository(
     upper = EncodeSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
     manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
     models = folder / "models"
-    export(store, models, plot, upper, manager, instances=instances, look_up_instances=look_up_instances)
+    export(store, models, plot, upper, manager, instances=instances, look_up_instances=look_up_instances, fused=fused)
     return models
+
+
+def export_fused(models: Path, **changed: Any) -> Path:
+    """Export what `models` serve once more beside them, as one fused model, with `changed` settings of the encode stage."""
+    look_up, encode, folder = load_serving_settings(models)
+    target = models.parent / "fused"
+    export(Store((folder / encode.store).resolve()), target, look_up, replace(encode, **changed), fused=True)
+    return target
 
 
 def flip_last_byte(path: Path) -> None:

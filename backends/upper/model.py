@@ -7,9 +7,10 @@ import numpy as np
 from hplm.core import wire
 from hplm.core.settings import EncodeSettings, load_settings
 from hplm.serving.encode_stage import EncodeInput, EncodeStage
-from hplm.serving.multi_text import fill_up, labelled, unpack
+from hplm.serving.multi_text import unpack
 from hplm.serving.request import Request
 from hplm.triton.bridge import translate
+from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.stage_model import StageModel
 
 # The most seconds that a call is held, so that what the look-up stage sends together comes in few calls. Requests that come
@@ -58,12 +59,5 @@ class TritonPythonModel(StageModel):
         ]
 
     def writer(self, request):
-        with_logits = translate.wants(request, wire.LOGITS)
-
-        def write(answers):
-            outputs = labelled([answer.spans for answer in answers])
-            if with_logits:
-                outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], wire.LOGITS_FILLER)
-            return translate.respond(**outputs)
-
-        return write
+        write = label_writer(request)
+        return lambda answers: translate.respond(**write(answers))

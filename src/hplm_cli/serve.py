@@ -21,7 +21,7 @@ from rich.markup import escape
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.core import roles, wire
-from hplm.core.settings import EncodeSettings, ManagerSettings, load_settings
+from hplm.core.settings import ManagerSettings, load_settings
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
 from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
@@ -178,8 +178,7 @@ def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
     Tenants with a folder of their own come before tenants in a bank. Raises before Triton starts if settings, registry or
     base are damaged.
     """
-    folder = models / roles.ENCODE.name / "1"
-    settings = load_settings(EncodeSettings, folder / "settings.json")
+    _, settings, folder = roles.load_serving_settings(models)
     store = Store((folder / settings.store).resolve(), settings.registry)
     bring_up_to_date(store)
     base = base_folder.read(store.base(settings.base), verify=False)

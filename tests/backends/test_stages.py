@@ -140,7 +140,7 @@ def test_what_is_too_late_already_opens_nothing(
 ) -> None:
     stage = started.add(plot_stage_of(tiny_models))
     late = Request((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
-    monkeypatch.setattr(stage._texts, "fetch", pytest.fail)
+    monkeypatch.setattr(stage.lookup._texts, "fetch", pytest.fail)
     assert isinstance(asked(stage, late).result(SOON_S), errors.DeadlineError)
 
 
@@ -636,26 +636,26 @@ def test_a_broken_bank_tells_a_client_nothing_of_where_it_lies(tmp_path: Path) -
 def test_a_text_that_the_tokenizer_fails_on_fails_alone(
     plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    encode = plot_stage._encoder.encode
+    encode = plot_stage.lookup._encoder.encode
 
     def failing(texts: Any) -> Any:
         if "poison" in texts:
             raise error
         return encode(texts)
 
-    monkeypatch.setattr(plot_stage._encoder, "encode", failing)
+    monkeypatch.setattr(plot_stage.lookup._encoder, "encode", failing)
     answers = look_up(plot_stage, [GOOD_REQUEST, ((b"poison",), b"alpha"), GOOD_REQUEST])
     assert [type(one) for one in answers] == [LookupAnswer, errors.InternalError, LookupAnswer]
 
 
 def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, vocab_size = plot_stage._encoder.encode, plot_stage._base.config.vocab_size
+    encode, vocab_size = plot_stage.lookup._encoder.encode, plot_stage._base.config.vocab_size
 
     def beyond(texts: Any) -> Any:
         found = zip(texts, encode(texts), strict=True)
         return [replace(one, ids=one.ids + vocab_size) if text == "poison" else one for text, one in found]
 
-    monkeypatch.setattr(plot_stage._encoder, "encode", beyond)
+    monkeypatch.setattr(plot_stage.lookup._encoder, "encode", beyond)
     answers = look_up(plot_stage, [GOOD_REQUEST, ((b"poison",), b"alpha"), GOOD_REQUEST])
     assert [type(one) for one in answers] == [LookupAnswer, errors.InternalError, LookupAnswer]
 
@@ -663,7 +663,7 @@ def test_a_text_that_the_look_up_fails_on_fails_alone(plot_stage: LookupStage, m
 def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
     plot_stage: LookupStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    encode = plot_stage._encoder.encode
+    encode = plot_stage.lookup._encoder.encode
     lookup = plot_stage.domains.fetch(plot_stage._bank.resolve(b"alpha").lineage).result()
     hidden_states = lookup.hidden_states
 
@@ -677,7 +677,7 @@ def test_the_log_says_why_texts_fail_together_that_do_not_fail_alone(
             raise MemoryError("too many tokens")
         return hidden_states(ids, lengths)
 
-    monkeypatch.setattr(plot_stage._encoder, "encode", encode_few)
+    monkeypatch.setattr(plot_stage.lookup._encoder, "encode", encode_few)
     monkeypatch.setattr(lookup, "hidden_states", look_up_few)
     assert all(isinstance(answer, LookupAnswer) for answer in look_up(plot_stage, [GOOD_REQUEST] * 2))
     assert "too many texts" in caplog.text

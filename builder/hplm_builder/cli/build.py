@@ -437,6 +437,7 @@ def tenant(
     show_scores([card])
 
 
+KEPT = "with --keep-settings as the earlier models"
 # Option of `export` -> the settings that it sets.
 SETTINGS_OF_OPTION = {
     "base": {"base"},
@@ -476,14 +477,29 @@ def export_models(
         typer.Option(help="none, or int8: products with the layers' matrices use 8-bit integers, on a CPU with VNNI."),
     ] = EncodeSettings.quantization,
     instances: Annotated[
-        int, typer.Option(min=1, help="Processes of the upper stage, each with adapter slots of its own.")
-    ] = 1,
-    look_up_instances: Annotated[int, typer.Option(min=1, help="Processes of the look-up stage.")] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes of the upper stage or of the fused model, each with adapter slots of its own.",
+            show_default=f"1; {KEPT}",
+        ),
+    ] = None,
+    look_up_instances: Annotated[
+        int | None, typer.Option(min=1, help="Processes of the look-up stage.", show_default=f"1; {KEPT}")
+    ] = None,
+    fused: Annotated[
+        bool | None,
+        typer.Option(
+            "--fused/--no-fused",
+            help="Write one model hbert that looks up and encodes in the same process, instead of two stages.",
+            show_default=f"two stages; {KEPT}",
+        ),
+    ] = None,
     manager: Annotated[
         bool | None,
         typer.Option(
             help="Also write the models that take manage requests.",
-            show_default="with them; with --keep-settings as the earlier models",
+            show_default=f"with them; {KEPT}",
         ),
     ] = None,
     keep_settings: Annotated[
@@ -492,6 +508,7 @@ def export_models(
     ] = False,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
+    With --fused, hbert alone takes the place of the first three.
 
     Earlier models in the folder are replaced, with their settings unless --keep-settings is given. Examples:
 
@@ -500,6 +517,8 @@ def export_models(
       hplm build export --instances 2
 
       hplm build export --instances 4 --look-up-instances 4
+
+      hplm build export --fused --instances 2
 
       hplm build export --reduction-factor 16
 
@@ -525,8 +544,9 @@ def export_models(
         upper_settings,
         ManagerSettings(store="", base=base, domain=plot) if manager else None,
         keep=keep,
-        instances=None if keep_settings and not is_given(context, "instances") else instances,
-        look_up_instances=None if keep_settings and not is_given(context, "look_up_instances") else look_up_instances,
+        instances=instances,
+        look_up_instances=look_up_instances,
+        fused=fused,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 
@@ -548,9 +568,9 @@ def backends(
       hplm build backends --out backends > serve.sh && sh serve.sh
     """
     install = find_triton()
-    if not (models / roles.LOOK_UP.name).is_dir():
+    if not (models / roles.ENSEMBLE.name).is_dir():
         raise MissingArtifactError(
-            f"{models} has no model {roles.LOOK_UP.name}: write the models with `hplm build export`"
+            f"{models} has no model {roles.ENSEMBLE.name}: write the models with `hplm build export`"
         )
     write_backends(install, out)
     Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from rich.progress import Progress
 
-from hplm.core.roles import ENCODE, LOOK_UP, SERVING, names
+from hplm.core.roles import FUSED, LOOK_UP, Role, serving_roles, settings_path
+from hplm.core.settings import fused_values
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
@@ -28,19 +29,24 @@ class StageSettings:
     plot: Mapping[str, Any] = field(default_factory=dict)
     upper: Mapping[str, Any] = field(default_factory=dict)
 
+    def of(self, role: Role) -> Mapping[str, Any]:
+        """Return the settings of a role: of a fused model those of both stages."""
+        if role == FUSED:
+            return fused_values(self.plot, self.upper)
+        return self.plot if role == LOOK_UP else self.upper
+
 
 AS_CONFIGURED = StageSettings()
 
 
 def copy_repository(models: Path, copy: Path, settings: StageSettings) -> Path:
     """Copy the models that serve requests, with changed settings; return the folder of the store, which is not copied."""
-    for role in names(SERVING):
-        shutil.copytree(models / role, copy / role)
-    for role, changes in ((LOOK_UP.name, settings.plot), (ENCODE.name, settings.upper)):
-        path = copy / role / "1" / "settings.json"
-        values = json.loads(path.read_text())
-        store = (models / role / "1" / values["store"]).resolve()  # the same for both stages
-        path.write_text(json.dumps({**values, "store": str(store), **changes}, indent=2) + "\n")
+    for role in serving_roles(models):
+        shutil.copytree(models / role.name, copy / role.name)
+        if role.settings is not None:
+            values = json.loads((path := settings_path(copy, role)).read_text())
+            store = (settings_path(models, role).parent / values["store"]).resolve()  # the same for both stages
+            path.write_text(json.dumps({**values, "store": str(store), **settings.of(role)}, indent=2) + "\n")
     return store
 
 

@@ -14,8 +14,8 @@ import torch
 
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import Tenant
-from hplm.core.roles import LOOK_UP
-from hplm.core.settings import LookupSettings, load_settings
+from hplm.core.roles import load_serving_settings
+from hplm.core.settings import LookupSettings
 from hplm.engine.encode import EncodeEngine
 from hplm.errors import ArtifactError, ConfigError
 from hplm.models import base as bases
@@ -72,8 +72,7 @@ class ServedRepository:
 
 def read_repository(models: Path) -> ServedRepository:
     """Open the store and the base of a repository. Raises ConfigError, MissingArtifactError or CorruptArtifactError."""
-    folder = models / LOOK_UP.name / "1"
-    settings = load_settings(LookupSettings, folder / "settings.json")
+    settings, _, folder = load_serving_settings(models)
     store = Store((folder / settings.store).resolve(), settings.registry)
     return ServedRepository(store, bases.load(store.base(settings.base)), settings)
 

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
-from hplm.core.roles import ENCODE, LOOK_UP
-from hplm.core.settings import EncodeSettings, load_settings
+from hplm.core.roles import ENCODE, FUSED, LOOK_UP, load_serving_settings
+from hplm.core.settings import EncodeSettings, fused_values
 from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models.base import Base
 from hplm.models.device import choose_device, choose_dtype, count_cores
 from hplm.triton.launcher.instances import with_instances
+from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, copy_repository
@@ -31,7 +32,7 @@ from hplm_loadtest.peers.whole_model import file_bytes, whole_config
 from hplm_loadtest.workloads.texts import texts_of_kind
 
 Shape = Literal["minilm", "bert-base"]
-SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
+SystemName = Literal["hbert", "hbert-fused", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
 # The systems with a whole model for each tenant.
 WHOLE_MODELS: tuple[SystemName, ...] = ("dedicated", "dedicated-disk", "onnxruntime")
 
@@ -52,7 +53,7 @@ class Fleet:
     @property
     def upper(self) -> EncodeSettings:
         """Load the settings of the fleet's encode stage. Raises ConfigError."""
-        return load_settings(EncodeSettings, self.models / ENCODE.name / "1" / "settings.json")
+        return load_serving_settings(self.models).encode
 
 
 def slots_of(upper: EncodeSettings) -> int:
@@ -112,8 +113,8 @@ class Systems:
         """
         target = self._repository(name)
         shutil.rmtree(target, ignore_errors=True)
-        if name == "hbert":
-            self._copy_hbert(target)
+        if name == "hbert" or name == "hbert-fused":
+            self._write_hbert(target, is_fused=name == "hbert-fused")
             return
         if self._device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
@@ -169,7 +170,7 @@ class Systems:
     def start(self, name: SystemName) -> TritonServer:
         """Start a system's server. The caller waits until the server is ready."""
         target, log = self._repository(name), self._fleet.folder / "peers" / f"{name}.log"
-        if name == "hbert":
+        if name == "hbert" or name == "hbert-fused":
             # Before each start, because other systems' files may have replaced the bank in the page cache.
             into_page_cache(self._fleet.folder / "store")
             return TritonServer(target, free_ports(), log=log, tied=True)
@@ -178,15 +179,22 @@ class Systems:
     def _repository(self, name: str) -> Path:
         return self._fleet.folder / "peers" / f"models-{name}"
 
-    def _copy_hbert(self, target: Path) -> None:
+    def _write_hbert(self, target: Path, *, is_fused: bool) -> None:
         """Copy the fleet's repository with the limit's number of encode processes, on a GPU also of look-up processes.
 
-        The tenants' host cache has the memory of a peer's models.
+        If `is_fused`, write one fused model with the fleet's settings instead. The tenants' host cache has the memory of a
+        peer's models.
         """
         # The look-up stage also computes, for new text. Each of the two stages has one thread.
         look_up = {"num_threads": 1, "device": self._device.type}
         num_slots = slots_of(self._fleet.upper)
         upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
+        if is_fused:
+            fleet = load_serving_settings(self._fleet.models)
+            store = {"store": str((fleet.folder / fleet.encode.store).resolve())}
+            values = fused_values(vars(fleet.look_up), vars(fleet.encode)) | upper | store
+            write_model(target, FUSED, values, self._limits.num_threads)
+            return
         copy_repository(self._fleet.models, target, StageSettings(look_up, upper))
         # A GPU computes the upper layers faster than one look-up process can prepare batches.
         look_ups = self._limits.num_threads if self._device.type == "cuda" else 1

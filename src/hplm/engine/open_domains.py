@@ -36,11 +36,12 @@ class OpenDomains:
     Raises ConfigError if this machine cannot compute as the settings say.
     """
 
-    def __init__(self, store: Store, base: Base, settings: LookupSettings) -> None:
+    def __init__(self, store: Store, base: Base, settings: LookupSettings, device_index: int = 0) -> None:
+        """`device_index`: which of several GPUs computes what no table has."""
         self._store = store
         self._base = base
         self._settings = settings
-        self.device = choose_lookup_device(settings)
+        self.device = choose_lookup_device(settings, device_index)
         self._dtype = choose_dtype(settings.dtype, self.device)
         if settings.quantization == "int8" and settings.miss == "compute":
             check_int8(self.device)
@@ -143,8 +144,8 @@ class OpenDomains:
         return domain
 
 
-def choose_lookup_device(settings: LookupSettings) -> torch.device:
-    """Return the device that computes windows: of several GPUs the first. Raises ConfigError if it is not there."""
-    device = choose_device(settings.device)
+def choose_lookup_device(settings: LookupSettings, index: int = 0) -> torch.device:
+    """Return the device that computes windows: of several GPUs number `index`. Raises ConfigError if it is not there."""
+    device = choose_device(settings.device, index)
     is_on_cpu = settings.miss != "compute" or (settings.device == "auto" and settings.quantization == "int8")
     return CPU if is_on_cpu else device

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +30,13 @@ from hplm.models.device import choose_device, choose_dtype, choose_threads, coun
 from hplm.registry.records import ServedTenant
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
 from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
-from hplm.serving.request import Request
-from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
+from hplm.serving.request import Answer, Item, Request
+from hplm.serving.stage import Admission, Admitted, Input, Load, Stage, Times
 from hplm.tasks.task_loader import task_named
 
 # The share of a request's time, and the most seconds, that are kept for the request's way to the stages and the answer's way
@@ -75,8 +78,11 @@ class EncodeItem:
     tokens: npt.NDArray[np.int32]
 
 
-class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
-    """Check, queue, run, decode. Raises RegistryError, ArtifactError or ConfigError if the store is not sound."""
+class EngineStage(Stage[Input, Item, Answer]):
+    """A stage that computes upper layers and heads, with tenants' weights in host memory.
+
+    Raises RegistryError, ArtifactError or ConfigError if the store is not sound.
+    """
 
     def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
         """`instances`: how many processes of this stage one server runs."""
@@ -87,10 +93,6 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
         device = choose_device(settings.device, device_index)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
-        )
-        # Versions that only the registry may know, which may hang. Once found, a version is in the catalog.
-        self._versions: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
-            lambda version: self._bank.resolve(*version), lambda _: 1, capacity=1
         )
         upper = self._base.load_upper()
         dtype = choose_dtype(settings.dtype, device, settings.quantization)
@@ -115,7 +117,6 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
         )
         # If this stage computes on every core, a higher priority would let no request in and no answer out.
         nice = settings.compute_nice if threads * instances < count_cores() else 0
-        self._backlog = BacklogFile(self._store.root, settings.base)
         self._open_queue(
             settings,
             load_policy(settings.policy, settings.policy_settings),
@@ -123,8 +124,8 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
             measure_cost(self.engine),
             device=device,
             starve_after_s=settings.starve_after_s,
-            upcoming=self._prefetch if looks_ahead(settings, device) else None,
-            publish=self._backlog.publish,
+            upcoming=self.look_ahead if looks_ahead(settings, device) else None,
+            publish=self.publish,
             nice=nice,
             # Threads that torch has started would keep their priority, and the computing thread waits for them.
             crowded_nice=max(nice, CROWDED_NICE) if threads == 1 else None,
@@ -136,15 +137,20 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
         self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}{slots}"
 
     def close(self) -> None:
-        self._backlog.remove()
-        self._versions.close()
         self._cache.close()
         self.engine.close()
 
     def forget(self, versions: Sequence[ServedTenant]) -> None:
         self._cache.drop(versions)
-        self._versions.drop((old.name.encode(), old.version_id) for old in versions)
         super().forget(versions)
+
+    @abstractmethod
+    def look_ahead(self, items: list[Item]) -> None:
+        """Prepare what the policy would run next, beside the batch that runs, if `looks_ahead`."""
+
+    @abstractmethod
+    def publish(self, backlog: Backlog) -> None:
+        """Take what waits, about ten times a second."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -155,7 +161,7 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
             slot_loads=self.engine.slots.loads,
         )
 
-    def times_of(self, request: Request[EncodeInput, EncodeAnswer]) -> Times:
+    def times_of(self, request: Request[Input, Answer]) -> Times:
         """Leave time for the answer's way back. Claims of a client that calls this stage directly are bounded."""
         now_s = time.monotonic()
         arrived_s = request.arrived_s if 0 <= now_s - request.arrived_s < MOST_CLAIMED_S else now_s
@@ -164,26 +170,16 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
         # With a long timeout of its own, a request has time left whatever arrival it claims. It must not go before all others.
         return Times(max(arrived_s, now_s - self._settings.default_deadline_s), deadline_s)
 
-    def admit(self, request: Request[EncodeInput, EncodeAnswer]) -> Admission[EncodeItem]:
-        """Find the tenant's version and its weights in host memory."""
-        text = request.item
-        self._check(text)
-        served = self._bank.known(request.tenant, text.version_id)
-        if served is None:
-            # Such requests share the permits of one tenant: invented names must not take the permits of real tenants.
-            served = yield Load(partial(self._versions.fetch, (request.tenant, text.version_id)), tenant="")
+    def weights_of(self, served: ServedTenant) -> Generator[Load, Any, Tenant]:
+        """Return a tenant in host memory, see `Stage.admit`."""
         if (tenant := self._cache.get(served)) is None:
             tenant = yield Load(partial(self._cache.fetch, served), served.name)
-        item = EncodeItem(EngineRequest(tenant, text.hidden), text.tokens)
-        return Admitted(item, tenant.card.name, len(text.hidden))
+        return tenant
 
-    def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
+    def encode(self, items: Sequence[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
         """Compute the upper layers and heads, and decode the logits."""
         for indices, logits in self.engine.run_each([item.request for item in items], batch.slot_tokens):
             yield indices, [_answer(items[i], found) for i, found in zip(indices, logits, strict=True)]
-
-    def _prefetch(self, items: list[EncodeItem]) -> None:
-        self.engine.slots.prefetch([item.request.tenant for item in items])
 
     def _load(self, served: ServedTenant) -> Tenant:
         """Load a tenant from disk to host memory, in the shape of a slot. Raises an ArtifactError."""
@@ -201,6 +197,49 @@ class EncodeStage(Stage[EncodeInput, EncodeItem, EncodeAnswer]):
             # Serving needs nothing that a card says about the training: curve and confusion can outweigh the weights.
             card = replace(tenant.card, about={})
             return replace(tenant, card=card, packed=slots.staged(packed))
+
+
+class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
+    """Check, queue, run, decode."""
+
+    def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
+        """`instances`: how many processes of this stage one server runs."""
+        super().__init__(settings, folder, device_index, instances)
+        self._backlog = BacklogFile(self._store.root, settings.base)
+        # Versions that only the registry may know, which may hang. Once found, a version is in the catalog.
+        self._versions: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
+            lambda version: self._bank.resolve(*version), lambda _: 1, capacity=1
+        )
+
+    def close(self) -> None:
+        self._backlog.remove()
+        self._versions.close()
+        super().close()
+
+    def forget(self, versions: Sequence[ServedTenant]) -> None:
+        self._versions.drop((old.name.encode(), old.version_id) for old in versions)
+        super().forget(versions)
+
+    def publish(self, backlog: Backlog) -> None:
+        self._backlog.publish(backlog)
+
+    def admit(self, request: Request[EncodeInput, EncodeAnswer]) -> Admission[EncodeItem]:
+        """Find the tenant's version and its weights in host memory."""
+        text = request.item
+        self._check(text)
+        served = self._bank.known(request.tenant, text.version_id)
+        if served is None:
+            # Such requests share the permits of one tenant: invented names must not take the permits of real tenants.
+            served = yield Load(partial(self._versions.fetch, (request.tenant, text.version_id)), tenant="")
+        tenant = yield from self.weights_of(served)
+        item = EncodeItem(EngineRequest(tenant, text.hidden), text.tokens)
+        return Admitted(item, tenant.card.name, len(text.hidden))
+
+    def look_ahead(self, items: list[EncodeItem]) -> None:
+        self.engine.slots.prefetch([item.request.tenant for item in items])
+
+    def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
+        return self.encode(items, batch)
 
     def _check(self, text: EncodeInput) -> None:
         """Refuse wrong tensors. Only a client that calls this stage directly can send them."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.core.settings import LookupSettings
 from hplm.core.text import (
@@ -25,7 +27,9 @@ from hplm.core.text import (
 from hplm.engine.open_domain import OpenDomain
 from hplm.engine.open_domains import OpenDomains
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, InternalError
+from hplm.models.base import Base
 from hplm.models.device import is_device_lost
+from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.cost import CostModel
@@ -36,6 +40,7 @@ from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
 from hplm.serving.request import Request
 from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
+from hplm.store.layout import Store
 
 # Bytes of a request: a text, or a pair of texts.
 RawTexts = tuple[bytes, ...]
@@ -57,88 +62,76 @@ class LookupAnswer:
 
 @dataclass(frozen=True)
 class LookupItem:
-    """A request for a batch: its tenant is known and its domain is open."""
+    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate."""
 
     tenant: ServedTenant
     text: TextOrPair
     domain: OpenDomain
+    tokens: int
     arrived_s: float
     waits_for_others: bool
 
 
-class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
-    """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError if the store is not sound.
+class TextLookup:
+    """Raw texts of tenants -> hidden states: what a stage needs to admit texts, and to look them up.
 
-    A tenant's card is read, and its domain opened, at the first request for them. Meanwhile other requests are computed.
+    A tenant's card is read, and its domain opened, at the first request for them. Not safe to use from several threads, but
+    `admit` may run beside `look_up`. Raises ArtifactError or ConfigError if the store is not sound.
     """
 
-    def __init__(self, settings: LookupSettings, folder: Path, instances: int = 1) -> None:
-        """`instances`: how many processes of this stage one server runs."""
-        super().__init__("plot", settings, folder, threads=1)
+    def __init__(
+        self,
+        settings: LookupSettings,
+        store: Store,
+        base: Base,
+        catalog: Catalog,
+        bank: TenantBank,
+        downstream: DownstreamAdmission,
+        device_index: int = 0,
+    ) -> None:
+        """`downstream` knows the requests that wait for the encoder. `device_index`: see `OpenDomains`."""
         tokenise_in_one_thread()
         self._settings = settings
-        self._encoder = self._base.load_text_encoder()
-        if (highest := self._encoder.highest_id) >= self._base.config.vocab_size:
+        self._catalog = catalog
+        self._bank = bank
+        self._downstream = downstream
+        self._max_tokens = base.config.max_tokens
+        self._encoder = base.load_text_encoder()
+        if (highest := self._encoder.highest_id) >= base.config.vocab_size:
             raise CorruptArtifactError(
-                f"{self._base.tokenizer_path} gives token ids up to {highest}, this base has embeddings below "
-                f"{self._base.config.vocab_size} only; convert it again with the tokenizer that belongs to it"
+                f"{base.tokenizer_path} gives token ids up to {highest}, this base has embeddings below "
+                f"{base.config.vocab_size} only; convert it again with the tokenizer that belongs to it"
             )
-        self._tokens = 0
         # The number of texts in a tenant's requests, as its card says.
         self._texts: HostCache[ServedTenant, int] = HostCache(
-            lambda tenant: self._bank.card(tenant).texts, lambda _: 1, capacity=MOST_CARDS
+            lambda tenant: bank.card(tenant).texts, lambda _: 1, capacity=MOST_CARDS
         )
-        self.domains = OpenDomains(self._store, self._base, settings)
+        self.domains = OpenDomains(store, base, settings, device_index)
         # A root is in every lineage of its domains: a broken one shows at the start.
-        roots = {served.lineage[-1:] for served in self._catalog.served()}
-        for root in roots | {self._catalog.lineage(settings.table)[-1:]}:
+        roots = {served.lineage[-1:] for served in catalog.served()}
+        for root in roots | {catalog.lineage(settings.table)[-1:]}:
             self.domains.fetch(root).result().warm_up()
-        self._downstream = DownstreamAdmission(
-            BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, instances
-        )
-        self._open_queue(
-            settings,
-            Fcfs(),
-            Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
-            # A batch costs less if much of its text was seen before, which may change from one batch to the next.
-            CostModel(forgetting=0.8, is_linear=True),
-            device=self.domains.device,
-            starve_after_s=settings.default_deadline_s,
-            every_s=settings.batch_every_ms / 1000,
-        )
 
     def close(self) -> None:
+        """End the threads. No text is looked up any more."""
         self._texts.close()
         self.domains.close()
 
     def forget(self, versions: Sequence[ServedTenant]) -> None:
+        """Free what is kept of tenants' versions that no request can ask for any more."""
         self._texts.drop(versions)
         still_served = {served.lineage for served in self._catalog.retained()}
         self.domains.forget((old.lineage for old in versions), still_served)
-        super().forget(versions)
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Counts of every stage, and the tokens looked up: the batch loop counts an estimate only."""
-        counts = super().counts
-        counts["tokens"] = self._tokens
-        return counts
-
-    def times_of(self, request: Request[RawTexts, LookupAnswer]) -> Times:
-        """Leave the encode stage a part of the request's time: under overload a batch ends just in time."""
-        due_s = self._due_s(request)
-        reserve_s = min((due_s - request.arrived_s) / 2, self._settings.reserve_s)
-        return Times(request.arrived_s, due_s - reserve_s)
-
-    def _due_s(self, request: Request[RawTexts, LookupAnswer]) -> float:
+    def due_s(self, request: Request[RawTexts, Any]) -> float:
         """Return by when the client must have its answer."""
         whole_s = self._settings.default_deadline_s if request.deadline_s is None else request.deadline_s
         return request.arrived_s + whole_s
 
-    def admit(self, request: Request[RawTexts, LookupAnswer]) -> Admission[LookupItem]:
-        """Find the tenant's number of texts and its domain.
+    def admit(self, request: Request[RawTexts, Any]) -> Generator[Load, Any, LookupItem]:
+        """Find the tenant's number of texts and its domain, see `Stage.admit`.
 
-        Raises DeadlineError if the encode stage has too much to compute before this request.
+        Raises DeadlineError if the encoder has too much to compute before this request.
         """
         raw, tenant = request.item, self._bank.resolve(request.tenant)
         text = decode_texts(raw, self._settings.max_text_bytes)
@@ -148,27 +141,15 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
             domain = yield Load(partial(self.domains.fetch, tenant.lineage), tenant.name)
         text = check_text_count(text, count)
         estimate = sum(len(part) // BYTES_PER_TOKEN + 1 for part in raw) + 1
-        tokens = min(estimate, self._base.config.max_tokens)
+        tokens = min(estimate, self._max_tokens)
         waits_for_others = request.client.waits_for_others
         if self._downstream.would_be_late(
-            tenant.name, tokens, self._due_s(request), time.monotonic(), waits_for_others=waits_for_others
+            tenant.name, tokens, self.due_s(request), time.monotonic(), waits_for_others=waits_for_others
         ):
             raise DeadlineError("the deadline cannot be met; it was not computed")
-        item = LookupItem(tenant, text, domain, request.arrived_s, waits_for_others)
-        return Admitted(item, tenant.name, tokens)
+        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others)
 
-    def run(self, items: list[LookupItem], batch: Batch) -> Results[LookupAnswer]:
-        """Look a batch up, and note what leaves for the encode stage."""
-        for indices, answers in self._look_up_all(items):
-            now_s = time.monotonic()
-            for index, answer in zip(indices, answers, strict=True):
-                if isinstance(answer, LookupAnswer):
-                    self._tokens += len(answer.hidden)
-                    item = items[index]
-                    self._downstream.passed(item.tenant.name, len(answer.hidden), item.arrived_s, now_s)
-            yield indices, answers
-
-    def _look_up_all(self, items: list[LookupItem]) -> Results[LookupAnswer]:
+    def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
         """Tokenise all texts together, then look them up domain by domain. One text's failure fails its own request only."""
         encoded = self._encode([item.text for item in items])
         by_domain: dict[int, list[tuple[int, EncodedText]]] = {}
@@ -185,13 +166,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
                 [
                     hidden
                     if isinstance(hidden, HplmError)
-                    else LookupAnswer(
-                        # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.
-                        hidden.copy() if items[i].waits_for_others else hidden,
-                        text.tokens,
-                        text.truncated,
-                        items[i].tenant.version_id,
-                    )
+                    else LookupAnswer(hidden, text.tokens, text.truncated, items[i].tenant.version_id)
                     for (i, text), hidden in zip(pairs, hidden_states, strict=True)
                 ],
             )
@@ -232,6 +207,70 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
             log_rate_limited(f"a text could not be tokenised ({type(error).__name__})", error)
             return [InternalError("the server failed on this text; its log says why")]
         return [_checked(text) for text in encoded]
+
+
+class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
+    """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError if the store is not sound."""
+
+    def __init__(self, settings: LookupSettings, folder: Path, instances: int = 1) -> None:
+        """`instances`: how many processes of this stage one server runs."""
+        super().__init__("plot", settings, folder, threads=1)
+        self._settings = settings
+        self._tokens = 0
+        self._downstream = DownstreamAdmission(
+            BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, instances
+        )
+        self.lookup = TextLookup(settings, self._store, self._base, self._catalog, self._bank, self._downstream)
+        self.domains = self.lookup.domains
+        self._open_queue(
+            settings,
+            Fcfs(),
+            Budget(1, settings.batch_tokens, settings.batch_requests, settings.batch_requests),
+            # A batch costs less if much of its text was seen before, which may change from one batch to the next.
+            CostModel(forgetting=0.8, is_linear=True),
+            device=self.domains.device,
+            starve_after_s=settings.default_deadline_s,
+            every_s=settings.batch_every_ms / 1000,
+        )
+
+    def close(self) -> None:
+        self.lookup.close()
+
+    def forget(self, versions: Sequence[ServedTenant]) -> None:
+        self.lookup.forget(versions)
+        super().forget(versions)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counts of every stage, and the tokens looked up: the batch loop counts an estimate only."""
+        counts = super().counts
+        counts["tokens"] = self._tokens
+        return counts
+
+    def times_of(self, request: Request[RawTexts, LookupAnswer]) -> Times:
+        """Leave the encode stage a part of the request's time: under overload a batch ends just in time."""
+        due_s = self.lookup.due_s(request)
+        reserve_s = min((due_s - request.arrived_s) / 2, self._settings.reserve_s)
+        return Times(request.arrived_s, due_s - reserve_s)
+
+    def admit(self, request: Request[RawTexts, LookupAnswer]) -> Admission[LookupItem]:
+        """Find what the look-up needs, see `TextLookup.admit`."""
+        item = yield from self.lookup.admit(request)
+        return Admitted(item, item.tenant.name, item.tokens)
+
+    def run(self, items: list[LookupItem], batch: Batch) -> Results[LookupAnswer]:
+        """Look a batch up, and note what leaves for the encode stage."""
+        for indices, answers in self.lookup.look_up(items):
+            now_s = time.monotonic()
+            yield indices, [self._leaving(items[i], answer, now_s) for i, answer in zip(indices, answers, strict=True)]
+
+    def _leaving(self, item: LookupItem, answer: LookupAnswer | HplmError, now_s: float) -> LookupAnswer | HplmError:
+        if isinstance(answer, HplmError):
+            return answer
+        self._tokens += len(answer.hidden)
+        self._downstream.passed(item.tenant.name, len(answer.hidden), item.arrived_s, now_s)
+        # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.
+        return replace(answer, hidden=answer.hidden.copy()) if item.waits_for_others else answer
 
 
 def _checked(text: EncodedText) -> EncodedText | HplmError:

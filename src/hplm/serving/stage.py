@@ -17,13 +17,22 @@ import torch
 
 from hplm.adapters.bank import TenantBank
 from hplm.core.settings import EncodeSettings, LookupSettings
-from hplm.errors import DeadlineError, HplmError, QueueFullError
+from hplm.errors import (
+    ArtifactError,
+    DeadlineError,
+    HplmError,
+    InternalError,
+    QueueFullError,
+    RegistryError,
+    RegistryUnavailableError,
+)
 from hplm.models import base as bases
 from hplm.models.device import is_device_lost, use_threads
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import freeze_garbage_collection
 from hplm.runtime.process import is_told_to_stop
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.thread_priority import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
@@ -34,7 +43,6 @@ from hplm.serving.backlog_file import SERVER
 from hplm.serving.batch_loop import BatchLoop, Results
 from hplm.serving.load_permits import LoadPermits
 from hplm.serving.pending_requests import PendingRequest
-from hplm.serving.refusal import for_the_wire
 from hplm.serving.request import Answer, Item, Request
 from hplm.store.layout import Store
 
@@ -253,3 +261,24 @@ def _advance_after(
         return None if admission is None else _advance(admission, loaded.result())
     except BaseException as unexpected:
         return unexpected
+
+
+def for_the_wire(error: BaseException, tenant: bytes) -> HplmError:
+    """Return an error as its client may read it.
+
+    Faults of files, of the registry and of our code are for the operator's log: only the code of such an error is sent.
+    """
+    if not isinstance(error, HplmError):
+        log_rate_limited(f"tenant {_printable(tenant)} or its domain could not be loaded ({error!r})", error)
+        return InternalError("this tenant's model cannot be loaded; the server's log says why")
+    if not isinstance(error, ArtifactError | RegistryError):
+        return error
+    if isinstance(error, RegistryUnavailableError):
+        # The tenant may not exist. The cause is logged once where the registry is read, not for each request.
+        return RegistryUnavailableError("the registry cannot be read now; try again later")
+    log_rate_limited(f"tenant {_printable(tenant)}: {error}")
+    return type(error)("this tenant's model cannot be loaded; the server's log says why")
+
+
+def _printable(tenant: bytes) -> str:
+    return tenant.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""A real server whose stages are two processes each, beside each other: the same answers, counted and told together."""
+"""A real server with two processes of each of its models: the same answers, counted and told together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from hplm_client import AsyncClient
 from hplm_client.prediction import Prediction
 from hplm_loadtest.scenarios.server_metrics import metric_value
 
+from hplm.core.roles import is_fused
 from hplm.engine import reference
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
-from tests.messages import TOLERANCE, served_hidden
+from tests.messages import TOLERANCE, looked_up
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -25,11 +26,12 @@ TEXTS = tiny.sentences(6)
 ASKED = 240
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[False, True], ids=["two stages", "fused"])
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What comes from tables alone is the same whoever is looked up beside it.
+    look_ups = {} if request.param else {"look_up_instances": 2}
     return tiny.make_repository(
-        tmp_path_factory.mktemp("two"), plot_settings={"miss": "backoff"}, instances=2, look_up_instances=2
+        tmp_path_factory.mktemp("two"), plot_settings={"miss": "backoff"}, instances=2, fused=request.param, **look_ups
     )
 
 
@@ -44,7 +46,8 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
     store, base = tiny.opened(models.parent)
     upper = base.load_upper()
     encoded = base.load_text_encoder().encode(TEXTS)
-    given = {text: (served_hidden(server, "alpha", text), one.tokens) for text, one in zip(TEXTS, encoded, strict=True)}
+    states = looked_up(models, TEXTS)
+    given = {text: (state, one.tokens) for text, state, one in zip(TEXTS, states, encoded, strict=True)}
     members = {name: tiny.load_tenant(store, base, name) for name in tiny.TASKS}
     rng = np.random.default_rng(0)
     pairs = [(str(rng.choice(list(members))), str(rng.choice(TEXTS))) for _ in range(ASKED)]
@@ -61,20 +64,20 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
         state, tokens = given[text]
         wanted = reference.answered(upper, state, members[name], tokens)
         np.testing.assert_allclose(answer.logits, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
-    for family, role in (("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")):
-        # What `given` asked the look-up for came from it alone.
-        asked = ASKED + (len(TEXTS) if role == "hbert_plot" else 0)
-        until(lambda family=family, asked=asked: metric_value(server, f'{family}{{event="ok"}}') == asked)
+    counted = [("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")]
+    for family, role in [("hplm_upper_events_total", "hbert")] if is_fused(models) else counted:
+        until(lambda family=family: metric_value(server, f'{family}{{event="ok"}}') == ASKED)
         each = [
             metric_value(server, f'{family}{{event="ok",model_instance="{role}_0_{number}"}}') for number in range(2)
         ]
         assert min(each) > 0
-        assert sum(each) == asked
+        assert sum(each) == ASKED
 
 
 def test_each_tells_what_waits_and_leaves_nothing_behind(models: Path) -> None:
     with TritonServer(models, free_ports(), log=models.parent / "other.log") as running:
         running.wait_ready()
         pattern = f"{backlogs_of(running.process.pid)}*.json"
-        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == 2)
+        # A fused process tells nobody: it admits requests to its own queue.
+        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == (0 if is_fused(models) else 2))
     assert not list(SHARED_MEMORY.glob(pattern))

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, SERVING, names
+from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, names, serving_roles
 from hplm.errors import StartError, TritonEndedError
 from hplm.runtime.local_http import LOCAL_HTTP
 from hplm.runtime.process import file_limits, numbered
@@ -38,7 +38,7 @@ from hplm.triton.workarounds.surviving_stubs import start_reaper
 
 def roles_of(repository: Path) -> tuple[str, ...]:
     """Return the models of a repository of hplm, in the order to load them."""
-    return (*names(SERVING), *(name for name in names(MANAGING) if (repository / name).is_dir()))
+    return (*names(serving_roles(repository)), *(name for name in names(MANAGING) if (repository / name).is_dir()))
 
 
 # Seconds for killed stubs to end.

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.export.model_folders import export
+from hplm_builder.fleet.demo import PLOT as PLOT_NAME
 
-from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, SERVING, names
-from hplm.core.settings import EncodeSettings, LookupSettings, ManagerSettings, load_settings
+from hplm.core.roles import ENCODE, FUSED, LOOK_UP, MANAGING, SERVING, load_serving_settings, names
+from hplm.core.settings import EncodeSettings, FusedSettings, LookupSettings, ManagerSettings, load_settings
 from hplm.errors import DataError, MissingArtifactError
 from hplm.store.layout import Store
 from hplm.triton.launcher.backend_folder import share_folder
@@ -40,7 +41,7 @@ def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
-@pytest.mark.parametrize("role", [LOOK_UP.name, ENCODE.name])
+@pytest.mark.parametrize("role", [LOOK_UP.name, ENCODE.name, FUSED.template])
 def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(role: str) -> None:
     config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
     for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
@@ -121,6 +122,41 @@ def test_kept_settings_are_the_earlier_models_except_given_options(
     # Settings whose width cannot be read are replaced too.
     plot, upper = exported()
     assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", EncodeSettings.num_slots, {})
+
+
+def test_kept_settings_outlast_a_change_between_two_stages_and_a_fused_model(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    models = tmp_path / "models"
+    make_folders(tmp_path / "store")
+    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
+
+    def exported(*options: str) -> None:
+        done = hplm(*command, *options)
+        assert done.returncode == 0, done.stderr
+
+    exported("--slots", "16", "--miss", "backoff", "--base", "mine", "--instances", "2", "--look-up-instances", "3")
+    path = models / "hbert_plot" / "1" / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_threads": 5, "most_domains": 7}))
+    exported("--keep-settings", "--fused")
+    for options in ((), ("--dtype", "float32")):
+        exported("--keep-settings", *options)
+        assert {path.name for path in models.iterdir()} == {"hbert", *names(MANAGING)}
+        fused = load_settings(FusedSettings, models / "hbert" / "1" / "settings.json")
+        assert (fused.miss, fused.table, fused.most_domains, fused.num_slots) == ("backoff", PLOT_NAME, 7, 16)
+        assert (fused.base, fused.num_threads) == ("mine", 0)
+        assert (models / "hbert" / "1" / fused.store).resolve() == tmp_path / "store"
+        assert "count: 2 kind" in (models / "hbert" / "config.pbtxt").read_text()
+    assert "--look-up-instances" in hplm(*command, "--fused", "--look-up-instances", "2").stderr
+    exported("--keep-settings", "--no-fused")
+    assert {path.name for path in models.iterdir()} == {*names(SERVING), *names(MANAGING)}
+    plot, upper, _ = load_serving_settings(models)
+    assert (plot.miss, plot.most_domains, upper.num_slots, upper.dtype) == ("backoff", 7, 16, "float32")
+    assert "count: 2 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
+    exported("--fused")
+    exported()
+    assert load_serving_settings(models).encode.num_slots == EncodeSettings.num_slots
+    assert {path.name for path in models.iterdir()} == {*names(SERVING), *names(MANAGING)}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hplm.errors import CorruptArtifactError, InternalError, UnknownTenantError
-from hplm.serving.refusal import for_the_wire
+from hplm.serving.stage import for_the_wire
 
 
 def test_faults_of_files_and_of_our_code_are_for_the_log(caplog: pytest.LogCaptureFixture) -> None:

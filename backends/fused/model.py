@@ -1,0 +1,39 @@
+"""Triton backend `fused`, look-up and encoder in one process: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, LOGITS."""
+
+import numpy as np
+
+from hplm.core.settings import FusedSettings, load_settings
+from hplm.serving.fused_stage import FusedStage
+from hplm.triton.bridge import translate
+from hplm.triton.stages.label_outputs import label_writer
+from hplm.triton.stages.text_model import TextModel
+
+# The most seconds that a call is held. Requests that come meanwhile wait so much longer until they are admitted or refused.
+HOLD_S = 0.005
+
+
+class TritonPythonModel(TextModel):
+    def initialize(self, args):
+        folder = translate.version_folder(args)
+        settings = load_settings(FusedSettings, folder / "settings.json")
+        stage = FusedStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
+        # The log says what `auto` has chosen: a GPU that torch does not see is no error.
+        translate.log(f"{args['model_name']}: computing {stage.about}")
+        self.begin_texts(
+            args,
+            stage,
+            stage.lookup,
+            # A GPU computes a batch in less time, and a held call would leave requests unread.
+            hold_s=HOLD_S if stage.engine.device.type == "cpu" else 0.0,
+            events="Answers by outcome, batches, tokens, loads",
+            waiting="Requests that wait for a batch or for files",
+        )
+
+    def writer(self, request):
+        write_labels = label_writer(request)
+
+        def write(answers):
+            truncated = np.array([[answer.truncated] for answer in answers], dtype=bool)
+            return translate.respond(**write_labels(answers), TRUNCATED=truncated)
+
+        return write

@@ -1,0 +1,118 @@
+"""The fused stage: look-up and encoder in one process, over one queue. Texts go in, labels come out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hplm.adapters.tenant import Tenant
+from hplm.core.settings import FusedSettings
+from hplm.engine.encode import EngineRequest
+from hplm.errors import HplmError
+from hplm.registry.records import ServedTenant
+from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, combine
+from hplm.scheduling.policy import Batch
+from hplm.serving.batch_loop import Results
+from hplm.serving.encode_stage import EncodeAnswer, EncodeItem, EngineStage
+from hplm.serving.lookup_stage import LookupAnswer, LookupItem, RawTexts, TextLookup
+from hplm.serving.request import Request
+from hplm.serving.stage import Admission, Admitted
+
+
+@dataclass(frozen=True)
+class FusedAnswer(EncodeAnswer):
+    """Labels and logits of one text. `truncated`: the text was longer than the base's maximum and was cut."""
+
+    truncated: bool
+
+
+@dataclass
+class FusedItem:
+    """A request for a batch: its tenant is in host memory. `hidden` is its result of the look-up, None before that."""
+
+    tenant: Tenant
+    text: LookupItem
+    hidden: LookupAnswer | HplmError | None = None
+
+
+class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
+    """Tokenise, look up, run, decode: the work of both stages, without a copy of hidden states between processes.
+
+    The policy plans with estimated tokens, because texts are tokenised in their batch.
+    """
+
+    def __init__(self, settings: FusedSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
+        """`instances`: how many processes of this stage one server runs."""
+        super().__init__(settings, folder, device_index, instances)
+        self._backlog: Backlog | None = None
+        self._downstream = DownstreamAdmission(lambda now_s: self._backlog, settings.tenant_weights)
+        self.lookup = TextLookup(
+            settings.look_up, self._store, self._base, self._catalog, self._bank, self._downstream, device_index
+        )
+        self._tokens = 0
+        self._looking_up = threading.Lock()
+
+    def close(self) -> None:
+        self.lookup.close()
+        super().close()
+
+    def forget(self, versions: Sequence[ServedTenant]) -> None:
+        self.lookup.forget(versions)
+        super().forget(versions)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Counts of every stage with an engine, and the tokens looked up: the batch loop counts an estimate only."""
+        counts = super().counts
+        counts["tokens"] = self._tokens
+        return counts
+
+    def publish(self, backlog: Backlog) -> None:
+        # Admission reads the queue of its own process: None until a batch was planned.
+        self._backlog = combine([backlog])
+
+    def admit(self, request: Request[RawTexts, FusedAnswer]) -> Admission[FusedItem]:
+        """Find what the look-up needs, then the tenant's weights in host memory."""
+        text = yield from self.lookup.admit(request)
+        tenant = yield from self.weights_of(text.tenant)
+        self._downstream.passed(text.tenant.name, text.tokens, request.arrived_s, time.monotonic())
+        return Admitted(FusedItem(tenant, text), text.tenant.name, text.tokens)
+
+    def look_ahead(self, items: list[FusedItem]) -> None:
+        """Fill adapter slots and look texts up for the next batch, while the batch that runs is computed."""
+        self.engine.slots.prefetch([item.tenant for item in items])
+        self._look_up(items)
+
+    def run(self, items: list[FusedItem], batch: Batch) -> Results[FusedAnswer]:
+        """Look up what is not looked up yet, and compute the rest of the way."""
+        self._look_up(items)
+        sound: list[int] = []
+        encode_items: list[EncodeItem] = []
+        truncated: list[bool] = []
+        for index, item in enumerate(items):
+            if isinstance(item.hidden, LookupAnswer):
+                sound.append(index)
+                encode_items.append(EncodeItem(EngineRequest(item.tenant, item.hidden.hidden), item.hidden.tokens))
+                truncated.append(item.hidden.truncated)
+                self._tokens += len(item.hidden.tokens)
+            elif item.hidden is not None:
+                yield [index], [item.hidden]
+        for indices, answers in self.encode(encode_items, batch):
+            yield (
+                [sound[i] for i in indices],
+                [
+                    answer if isinstance(answer, HplmError) else FusedAnswer(answer.spans, answer.logits, truncated[i])
+                    for i, answer in zip(indices, answers, strict=True)
+                ],
+            )
+
+    def _look_up(self, items: Sequence[FusedItem]) -> None:
+        with self._looking_up:
+            missing = [item for item in items if item.hidden is None]
+            for indices, answers in self.lookup.look_up([item.text for item in missing]):
+                for index, answer in zip(indices, answers, strict=True):
+                    missing[index].hidden = answer

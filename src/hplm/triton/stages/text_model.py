@@ -1,0 +1,69 @@
+"""The part of a Triton model that the stages share which read texts: TEXT and TENANT in."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hplm.core import wire
+from hplm.serving.lookup_stage import RawTexts, TextLookup
+from hplm.serving.request import Request
+from hplm.serving.stage import Stage
+from hplm.serving.triton_queue_time import TritonQueueTime
+from hplm.triton.bridge import metrics, translate
+from hplm.triton.stages.stage_model import StageModel
+
+
+class TextModel(StageModel):
+    """A Triton model over a stage of texts. It estimates how long requests have queued inside Triton."""
+
+    def begin_texts(
+        self,
+        args: dict[str, str],
+        stage: Stage[RawTexts, Any, Any],
+        lookup: TextLookup,
+        *,
+        hold_s: float,
+        events: str,
+        waiting: str,
+    ) -> None:
+        """Start the stage and its metrics, see `StageModel.begin`. `lookup` is the stage's look-up of texts."""
+        max_batch_size = json.loads(args["model_config"])["max_batch_size"]
+        self._queue_time = TritonQueueTime(max_batch_size, translate.queue_size(args), translate.instances(args))
+        translate.log(f"{args['model_name']}: what no table has is {lookup.domains.how_misses_are_computed}")
+        nothing = np.array([[b""]], dtype=np.object_)
+        windows = metrics.MetricFamily(
+            "hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"
+        )
+        tenants = metrics.MetricFamily("hplm_plot_tenants", "Tenants there are", "")
+        self.begin(
+            args,
+            stage,
+            hold_s=hold_s,
+            no_op={wire.TEXT: nothing, wire.TENANT: nothing},
+            events=events,
+            waiting=waiting,
+            counters={windows: lambda: lookup.domains.windows_by_level},
+            gauges={tenants: lambda: {"": stage.tenants}},
+        )
+
+    def execute(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Submit the requests of a call, which arrived before it, and return the responses that are ready in time."""
+        now_s = time.monotonic()
+        self._arrived_s = now_s - self._queue_time.waited_s(len(requests), now_s, self._wakeup.oldest_s)
+        responses = super().execute(requests)
+        self._queue_time.returned(time.monotonic())
+        return responses
+
+    def read(self, request: Any) -> Sequence[Request[RawTexts, Any]]:
+        """Read a Triton request: one request to the stage for each text or pair."""
+        inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
+        texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
+        return [
+            Request(tuple(text), tenant, deadline_s, self._arrived_s)
+            for text, (tenant,) in zip(texts, tenants, strict=True)
+        ]
