@@ -12,7 +12,7 @@ from pathlib import Path
 from hplm.adapters.tenant import Tenant
 from hplm.core.settings import FusedSettings
 from hplm.engine.encode import EngineRequest
-from hplm.errors import HplmError
+from hplm.errors import HplmError, InternalError
 from hplm.registry.records import ServedTenant
 from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, combine
 from hplm.scheduling.policy import Batch
@@ -86,6 +86,10 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         """Fill adapter slots and look texts up for the next batch, while the batch that runs is computed."""
         self.engine.slots.prefetch([item.tenant for item in items])
         self._look_up(items)
+        for item in items:
+            if isinstance(item.hidden, InternalError):
+                # Only a head start is lost: beside the running batch there may have been too little memory.
+                item.hidden = None
 
     def run(self, items: list[FusedItem], batch: Batch) -> Results[FusedAnswer]:
         """Look up what is not looked up yet, and compute the rest of the way."""

@@ -44,7 +44,8 @@ class RunBlocks(nn.Module):
         int8: Sequence[PackedHalf] = (),
     ) -> None:
         super().__init__()
-        self.words = words.to(dtype)
+        # Not converted: all domains of a base share them.
+        self.words = words
         self.projection = pack_matrix(projection.to(dtype))
         self.bias = bias.to(dtype)
         self.norm = [norm.weight.detach(), norm.bias.detach()]
@@ -65,7 +66,7 @@ class RunBlocks(nn.Module):
     def forward(self, ngrams: Tensor) -> Tensor:
         is_token = ngrams != self.pad_id
         is_token[:, self.centre] = True
-        words = (F.embedding(ngrams, self.words) * is_token.unsqueeze(2)).flatten(1)
+        words = (F.embedding(ngrams, self.words) * is_token.unsqueeze(2)).flatten(1).to(self.dtype)
         summed = torch.ops.mkldnn._linear_pointwise(words, self.projection, self.bias, "none", [], "")
         hidden = F.layer_norm(summed.float(), [self.size], self.norm[0], self.norm[1], self.eps)
         for block, norm in enumerate(self.norms):
