@@ -42,7 +42,7 @@ def traces(place: Place) -> set[str]:
     with closing(Registry.open(place.store)) as registry:
         known = registry.snapshot()
     found |= {f"upload {one}" for one in known.uploads}
-    found |= {f"tenant {one.tenant} at {one.path}" for one in known.tenants}
+    found |= {f"tenant {name} at {path}" for path, names in known.tenants.items() for name in names}
     found |= {f"domain {one.domain} at {one.number}" for one in known.domains}
     # The folders of what comes and goes stay.
     return found - {"store/uploads", "store/jobs"}
