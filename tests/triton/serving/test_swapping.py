@@ -146,7 +146,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         engine.close()
         torch.set_num_threads(threads)
         slow = base.load_upper()
-        rounding = 0.02 if dtype == torch.float32 else 0.04
+        # A random encoder's hidden states are larger than means of three windows, and round more.
+        rounding = 0.02 if dtype == torch.float32 else 0.06
         for member, served in zip(members[:50], wanted, strict=False):
             found = [reference.logits(slow, state, member).numpy() for state in states]
             apart = np.concatenate([np.abs(s - f).ravel() for s, f in zip(served, found, strict=True)])
