@@ -22,7 +22,7 @@ Adapt = Callable[[Place, int, Tensor], Tensor]
 
 
 class HalfLayer(nn.Module):
-    """What a layer computes for each token alone: two products with a GELU between them, then LayerNorm."""
+    """The half of a layer that computes each token alone: two products with a GELU between them, then LayerNorm."""
 
     def make_feed_forward(self, config: BaseConfig) -> None:
         """Make the modules of this half. A subclass calls it, because the order of modules decides their random weights."""
