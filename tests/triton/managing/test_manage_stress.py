@@ -51,7 +51,9 @@ APART = 100 * TOLERANCE
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("manage-stress")
-    models = tiny.make_repository(folder, num_slots=3, manager_settings={"keep_versions": 3})
+    # Over random windows each update learns something, so each publishes a version.
+    shape = tiny.config(form="windows")
+    models = tiny.make_repository(folder, num_slots=3, shape=shape, manager_settings={"keep_versions": 3})
     roles = names((*SERVING, *MANAGING))
     with TritonServer(models, free_ports(), models=roles, log=folder / "triton.log") as server:
         server.wait_ready()
