@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hplm.core import wire
 from hplm.core.settings import FusedSettings, load_settings
 from hplm.serving.fused_stage import FusedStage
 from hplm.triton.bridge import translate
@@ -30,10 +31,10 @@ class TritonPythonModel(TextModel):
         )
 
     def writer(self, request):
-        write_labels = label_writer(request)
+        write_labels, respond = label_writer(request), translate.responder(request)
 
         def write(answers):
             truncated = np.array([[answer.truncated] for answer in answers], dtype=bool)
-            return translate.respond(**write_labels(answers), TRUNCATED=truncated)
+            return respond({**write_labels(answers), wire.TRUNCATED: truncated})
 
         return write

@@ -39,7 +39,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests):
-        translate.submit_all(requests, self._read, self._submit, lambda request: self._write, self._stage.count_refused)
+        translate.submit_all(requests, self._read, self._submit, self._writer, self._stage.count_refused)
 
     def finalize(self):
         self._stage.stop()
@@ -54,5 +54,6 @@ class TritonPythonModel:
     def _submit(self, raw, client):
         self._stage.submit(Request(raw, client=client))
 
-    def _write(self, answer):
-        return translate.respond(RESPONSE=np.array([answer], dtype=np.object_))
+    def _writer(self, request):
+        respond = translate.responder(request)
+        return lambda answer: respond({wire.RESPONSE: np.array([answer], dtype=np.object_)})

@@ -31,16 +31,18 @@ class TritonPythonModel(TextModel):
         )
 
     def writer(self, request):
-        arrived_ns = int(self._arrived_s * 1e9)
+        respond, arrived_ns = translate.responder(request), int(self._arrived_s * 1e9)
 
         def write(answers):
-            return translate.respond(
-                HIDDEN=pack([answer.hidden for answer in answers]),
-                TOKENS=pack([answer.tokens for answer in answers]),
-                TRUNCATED=np.array([[answer.truncated] for answer in answers], dtype=bool),
-                REQUEST_META=np.array(
-                    [(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64
-                ),
+            return respond(
+                {
+                    wire.HIDDEN: pack([answer.hidden for answer in answers]),
+                    wire.TOKENS: pack([answer.tokens for answer in answers]),
+                    wire.TRUNCATED: np.array([[answer.truncated] for answer in answers], dtype=bool),
+                    wire.REQUEST_META: np.array(
+                        [(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64
+                    ),
+                }
             )
 
         return write

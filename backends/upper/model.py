@@ -59,5 +59,5 @@ class TritonPythonModel(StageModel):
         ]
 
     def writer(self, request):
-        write = label_writer(request)
-        return lambda answers: translate.respond(**write(answers))
+        write, respond = label_writer(request), translate.responder(request)
+        return lambda answers: respond(write(answers))

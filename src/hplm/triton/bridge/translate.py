@@ -22,6 +22,7 @@ from hplm.errors import BadInputError, ConfigError, HplmError, InternalError
 from hplm.serving.request import Answer, Client
 from hplm.triton.workarounds import full_shared_memory
 from hplm.triton.workarounds.finished_requests import RequestSender
+from hplm.triton.workarounds.unasked_outputs import asked_for
 
 Input = TypeVar("Input")
 # A request's tensors by name.
@@ -99,10 +100,20 @@ def wants(request: Any, name: str) -> bool:
     return name in request.requested_output_names()
 
 
-def respond(**outputs: npt.NDArray[Any]) -> Any:
-    """Return a response with these output tensors."""
-    tensors = [pb_utils.Tensor(name, np.ascontiguousarray(value)) for name, value in outputs.items()]
-    return pb_utils.InferenceResponse(output_tensors=tensors)
+def responder(request: Any) -> Callable[[Mapping[str, npt.NDArray[Any]]], Any]:
+    """Return what makes a response to a request of output tensors by name. Outputs that the client did not ask for are left out.
+
+    Call it before `execute` returns. The function that it returns may be called from any thread.
+    """
+    names = frozenset(request.requested_output_names())
+
+    def respond(outputs: Mapping[str, npt.NDArray[Any]]) -> Any:
+        tensors = [
+            pb_utils.Tensor(name, np.ascontiguousarray(value)) for name, value in asked_for(outputs, names).items()
+        ]
+        return pb_utils.InferenceResponse(output_tensors=tensors)
+
+    return respond
 
 
 def refuse(error: HplmError) -> Any:

@@ -42,13 +42,13 @@ class TritonPythonModel:
         return [Request(text[0], tenant) for text, (tenant,) in zip(texts, tenants, strict=True)]
 
     def _writer(self, request: Any) -> Callable[[list[PeerAnswer]], Any]:
-        with_logits = translate.wants(request, wire.LOGITS)
+        with_logits, respond = translate.wants(request, wire.LOGITS), translate.responder(request)
 
         def write(answers: list[PeerAnswer]) -> Any:
             outputs = labelled([answer.spans for answer in answers])
             outputs[wire.TRUNCATED] = np.array([[answer.truncated] for answer in answers], dtype=bool)
             if with_logits:
                 outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], wire.LOGITS_FILLER)
-            return translate.respond(**outputs)
+            return respond(outputs)
 
         return write

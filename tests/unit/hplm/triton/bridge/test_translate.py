@@ -318,3 +318,12 @@ def test_a_model_that_another_version_exported_is_refused_with_what_to_do(transl
         errors.ConfigError, match=r"hbert_plot has no tensor REQUEST_META.*`hplm build export --keep-settings`"
     ):
         translate.check_tensors(args_of("TEXT", "HIDDEN"), ["REQUEST_META"])
+
+
+def test_a_response_holds_only_what_the_client_asked_for(translate: Any) -> None:
+    translate.pb_utils.Tensor = lambda name, value: (name, value.tolist())
+    translate.pb_utils.InferenceResponse = lambda output_tensors: output_tensors
+    respond = translate.responder(SimpleNamespace(requested_output_names=lambda: ["LABEL", "LOGITS"]))
+    outputs = {"LABEL": np.array([1]), "SPAN": np.array([2]), "LOGITS": np.array([3])}
+    assert respond(outputs) == [("LABEL", [1]), ("LOGITS", [3])]
+    assert respond({"SPAN": np.array([2])}) == []
