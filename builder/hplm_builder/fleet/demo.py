@@ -34,7 +34,7 @@ from hplm_builder.tenants.finetune import TrainSettings
 DEMO_FOLDER = Path("build/demo")
 PLOT = "general"
 PLOT_SOURCES = ("wikipedia", "films", "dialog", "snippets", "phenotypes", "icd")
-TOP_PERCENT = 3.0
+TOP_PERCENT = 1.0
 
 
 @dataclass(frozen=True)
