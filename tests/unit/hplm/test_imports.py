@@ -34,7 +34,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/jobs": ((*STORED, "hplm.housekeeping"), NO_TORCH),
     "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks"), NO_TORCH),
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
-    "src/hplm/triton/workarounds": (PLAIN, ("torch", "tritonclient")),
+    "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
         (*PLAIN, "hplm.triton.workarounds", "hplm.serving.request"),
         ("torch", "tritonclient"),
@@ -43,7 +43,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*PLAIN, "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
         ("torch", "tritonclient"),
     ),
-    "src/hplm/triton/launcher": ((*PLAIN, "hplm.triton.workarounds"), NO_TORCH),
+    "src/hplm/triton/launcher": ((*PLAIN, "hplm.triton.releases", "hplm.triton.workarounds"), NO_TORCH),
     "backends": (
         (*STORED, "hplm.manage", "hplm.jobs", "hplm.serving", "hplm.triton"),
         NO_TORCH,

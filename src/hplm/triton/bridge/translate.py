@@ -101,7 +101,7 @@ def wants(request: Any, name: str) -> bool:
 
 
 def responder(request: Any) -> Callable[[Mapping[str, npt.NDArray[Any]]], Any]:
-    """Return what makes a response to a request of output tensors by name. Outputs that the client did not ask for are left out.
+    """Return what makes a response to a request of output tensors by name, without those that the client did not ask for.
 
     Call it before `execute` returns. The function that it returns may be called from any thread.
     """

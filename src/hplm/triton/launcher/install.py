@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.errors import TritonNotFoundError
-from hplm.triton.workarounds.releases import RELEASE_24_10, ServerVersion, parse_version
+from hplm.triton.releases import RELEASE_24_10, ServerVersion, parse_version
 
 # The wheel does not say which server it carries.
 WHEEL_SERVERS = {"0.7.0": RELEASE_24_10}

@@ -12,7 +12,7 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from hplm.triton.workarounds.releases import RELEASE_26_05, ServerVersion
+from hplm.triton.releases import RELEASE_26_05, ServerVersion
 
 # Address space of each thread's stack. Only pages that a thread touches take memory.
 STACK_BYTES = 256 << 20

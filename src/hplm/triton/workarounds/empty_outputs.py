@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.metadata import version as installed_version
 
 from hplm.errors import StartError
-from hplm.triton.workarounds.releases import RELEASE_24_11, ServerVersion
+from hplm.triton.releases import RELEASE_24_11, ServerVersion
 
 
 def check_numpy(server_version: ServerVersion | None, numpy_version: str | None = None) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hplm.errors import StartError
 from hplm.triton.launcher.command_line import shell_command
 from hplm.triton.launcher.install import TritonInstall, find_triton
+from hplm.triton.releases import RELEASE_24_10, RELEASE_24_11, RELEASE_26_05, ServerVersion
 from hplm.triton.workarounds import deep_json
 from hplm.triton.workarounds.empty_outputs import check_numpy
-from hplm.triton.workarounds.releases import RELEASE_24_10, RELEASE_24_11, RELEASE_26_05, ServerVersion
 
 
 @pytest.mark.parametrize(
