@@ -15,7 +15,7 @@ from hplm.core.settings import BaseConfig
 from hplm.engine.lower_layers import lower_form as find_lower_form
 from hplm.errors import DataError
 from hplm.models.architectures import ARCHITECTURES, find_architecture
-from hplm.models.layers import OriginalEncoder
+from hplm.models.layers import TOKEN_TYPES, OriginalEncoder
 
 TITLES = " or ".join(architecture.title for architecture in ARCHITECTURES.values())
 TAKEN = (
@@ -158,8 +158,11 @@ def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
     ours = {name: state[key] for name, key in architecture.embeddings.items()}
     first = architecture.first_position
     ours["position_embeddings.weight"] = ours["position_embeddings.weight"][first : first + config.max_tokens]
-    types = architecture.token_types
-    ours["token_type"] = torch.zeros(config.hidden_size) if types is None else state[types][0]
+    ours["token_types"] = torch.zeros(TOKEN_TYPES, config.hidden_size)
+    if architecture.token_types is not None:
+        # A model with one token type gives the row to both texts.
+        rows = state[architecture.token_types][:TOKEN_TYPES]
+        ours["token_types"] = rows.expand(TOKEN_TYPES, -1)
     if architecture.relative_bias is not None:
         ours["relative.scores.weight"] = state[architecture.relative_bias]
     for index in range(num_layers):

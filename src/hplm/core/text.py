@@ -41,11 +41,13 @@ Tokens = npt.NDArray[np.int32]
 class EncodedText:
     """`ids` int64 `[T]`; `tokens` int32 `[T, 3]` of start character, end character and word number (-1: special token).
 
+    `types` int64 `[T]`: the token types that the tokenizer gives a pair, 0 for all tokens of a single text.
     `is_empty`: the text, or a text of the pair, has no token.
     """
 
     ids: Ids
     tokens: Tokens
+    types: Ids
     truncated: bool
     is_empty: bool
 
@@ -89,12 +91,14 @@ class TextEncoder:
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
         ids, tokens = _arrays(encoding)
         if isinstance(text, str) and len(ids) <= self.max_tokens:
-            return EncodedText(ids, _with_marks(text, tokens), False, len(ids) <= self._single_special)
+            return EncodedText(
+                ids, _with_marks(text, tokens), np.zeros_like(ids), False, len(ids) <= self._single_special
+            )
         # Read only for pairs and cut texts, because `sequence_ids` is slow.
         of_text = np.array([-1 if number is None else number for number in encoding.sequence_ids])
         for number, part in enumerate(_texts_of(text)):
             tokens[of_text == number] = _with_marks(part, tokens[of_text == number])
-        return self._cut(text, ids, tokens, of_text)
+        return self._cut(text, ids, tokens, of_text, np.array(encoding.type_ids))
 
     def _encoded_long(self, text: TextOrPair) -> EncodedText:
         read = [self._read(part) for part in _texts_of(text)]
@@ -105,8 +109,9 @@ class TextEncoder:
             for token, number in zip(form.ids, form.sequence_ids, strict=True)
         ]
         of_text = [-1 if number is None else number for number in form.sequence_ids]
+        sizes = [len(ids) for ids, _ in parts]
         ids, tokens = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return self._cut(text, ids, tokens, np.repeat(of_text, [len(ids) for ids, _ in parts]))
+        return self._cut(text, ids, tokens, np.repeat(of_text, sizes), np.repeat(form.type_ids, sizes))
 
     def _read(self, text: str) -> tuple[Ids, Tokens]:
         """Return all tokens of a text, or more than `max_tokens` of its first ones."""
@@ -138,17 +143,17 @@ class TextEncoder:
         all_ids, all_tokens = zip(*parts, strict=True)
         return np.concatenate(all_ids), np.concatenate(all_tokens)
 
-    def _cut(self, text: TextOrPair, ids: Ids, tokens: Tokens, of_text: Ids) -> EncodedText:
+    def _cut(self, text: TextOrPair, ids: Ids, tokens: Tokens, of_text: Ids, types: Ids) -> EncodedText:
         """Cut the tokens to `max_tokens`. `of_text` `[T]` has the number of each token's text, -1 for special tokens."""
         texts = _texts_of(text)
         is_empty = not all((of_text == number).any() for number in range(len(texts)))
         if truncated := len(ids) > self.max_tokens:
             kept = _kept(of_text, self.max_tokens, len(texts[0]) >= len(texts[-1]))
-            ids, tokens, of_text = ids[kept], tokens[kept], of_text[kept]
+            ids, tokens, of_text, types = ids[kept], tokens[kept], of_text[kept], types[kept]
         if len(texts) == 2:
             before = len(texts[0]) + 1
             tokens[of_text == 1] += np.array((before, before, tokens[of_text == 0, 2].max(initial=-1) + 1), np.int32)
-        return EncodedText(ids, tokens, truncated, is_empty)
+        return EncodedText(ids, tokens, types, truncated, is_empty)
 
 
 def load_tokenizer(tokenizer_json: Path) -> Tokenizer:

@@ -78,6 +78,7 @@ def test_a_pair_has_a_separator_between_its_texts_and_counts_characters_and_word
     both = "Äx cat dog"
     assert [both[start:end] for start, end, word in encoded.tokens.tolist() if word >= 0] == ["Ä", "x", "cat", "dog"]
     assert encoded.tokens[:, 2].tolist() == [-1, 0, 0, 1, -1, 2, -1]
+    assert encoded.types.tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert not encoded.truncated
 
 
@@ -167,7 +168,7 @@ def long_texts(draw: st.DrawFn) -> str:
 
 def told_by_the_whole(
     tokenizer: Tokenizer, text: TextOrPair, max_tokens: int
-) -> tuple[list[int], list[list[int]], bool]:
+) -> tuple[list[int], list[list[int]], list[int], bool]:
     """Encode slowly: tokenise everything, then cut token by token at the end of the longer text."""
     texts = text if isinstance(text, tuple) else (text,)
     encoding = tokenizer.encode(*texts)
@@ -194,7 +195,8 @@ def told_by_the_whole(
             else:
                 last_word = word
         tokens.append([start, end, -1 if word is None else word])
-    return [encoding.ids[place] for place in kept], tokens, len(of_text) > max_tokens
+    ids, types = ([all_of_them[place] for place in kept] for all_of_them in (encoding.ids, encoding.type_ids))
+    return ids, tokens, types, len(of_text) > max_tokens
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +220,9 @@ def test_what_is_read_of_a_long_text_is_what_the_whole_would_tell(
 ) -> None:
     encoder, whole = encoders[name]
     for text, encoded in zip(texts, encoder.encode(texts), strict=True):
-        ids, tokens, truncated = told_by_the_whole(whole, text, 12)
+        ids, tokens, types, truncated = told_by_the_whole(whole, text, 12)
         assert encoded.ids.tolist() == ids
+        assert encoded.types.tolist() == types
         assert encoded.tokens.tolist() == tokens
         assert encoded.truncated == truncated
 
@@ -312,6 +315,7 @@ def test_singles_and_pairs_of_one_batch_are_as_each_alone(tiny_base: Base) -> No
         (alone,) = encoder.encode([text])
         assert (together.ids == alone.ids).all()
         assert (together.tokens == alone.tokens).all()
+        assert (together.types == alone.types).all()
         assert together.truncated == alone.truncated
 
 
