@@ -141,6 +141,9 @@ class TextEncoder:
                 end = last_space.end()
             portion = text[start:end]
             ids, tokens = _arrays(self._tokenizer.encode(portion, add_special_tokens=False))
+            if self._unsure_words is None:
+                enough = self._enough(portion, tokens)
+                ids, tokens = ids[:enough], tokens[:enough]
             tokens = self._exact(portion, tokens)
             is_all = end >= len(text)
             sure = len(ids) if is_all or self._splits_at_spaces else self._count_sure(tokens)
@@ -159,6 +162,14 @@ class TextEncoder:
                 size *= 4
         all_ids, all_tokens = zip(*parts, strict=True)
         return np.concatenate(all_ids), np.concatenate(all_tokens)
+
+    def _enough(self, text: str, tokens: Tokens) -> int:
+        """Return how many tokens decide the words of those that are kept: the token behind them has a character."""
+        for place in range(self.max_tokens, len(tokens)):
+            start, end, _ = tokens[place].tolist()
+            if text[start:end].strip():
+                return place + 1
+        return len(tokens)
 
     def _count_sure(self, tokens: Tokens) -> int:
         """Return how many tokens of a text's beginning stay as they are, whatever text follows."""

@@ -24,7 +24,7 @@ from hplm.core.settings import BaseConfig
 from hplm.core.text import TextEncoder, TextOrPair
 from hplm.errors import DataError
 from hplm.models.architectures import ARCHITECTURES
-from tests.tokenizer_kinds import KINDS
+from tests.unit.tokenizer_kinds import KINDS
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
 POSITIONS = 66

@@ -34,8 +34,8 @@ from hplm.errors import (
 )
 from hplm.models.base import Base
 from tests import tiny
-from tests.tokenizer_kinds import KINDS
 from tests.unit.hplm.core.characters import characters_that_hide_words
+from tests.unit.tokenizer_kinds import KINDS
 
 
 def test_a_long_text_is_cut_and_says_so(tiny_base: Base) -> None:

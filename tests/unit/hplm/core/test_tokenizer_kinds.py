@@ -12,7 +12,7 @@ from hplm.core.text import CHARACTERS_PER_TOKEN, TextEncoder, TextOrPair
 from hplm.tasks.examples import Entity, LabelledText
 from hplm.tasks.tagging import Tagging
 from hplm.tasks.words import word_ranges
-from tests.tokenizer_kinds import KINDS
+from tests.unit.tokenizer_kinds import KINDS
 
 MOST_TOKENS = 40
 MEGABYTE = 1_000_000
