@@ -46,6 +46,7 @@ from hplm_builder.convert.base import (
     shipped_bases,
 )
 from hplm_builder.convert.mixture import SHARES, read_to_count
+from hplm_builder.convert.original import TITLES
 from hplm_builder.convert.training import ConvertSettings
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.domains.domain_build import DomainSettings
@@ -101,7 +102,7 @@ def base(
     model: Annotated[
         Path,
         typer.Option(
-            help="`minilm`, `mpnet` (440 MB), or the folder of a BERT or MPNet in Hugging Face's layout (safetensors)."
+            help=f"`minilm`, `mpnet` (440 MB), or the folder of a {TITLES} in Hugging Face's layout (safetensors)."
         ),
     ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
@@ -120,7 +121,9 @@ def base(
     window_layers: Annotated[
         int, typer.Option(help="Blocks of the n-gram encoder, or layers of windows; 0: as many as --lower.")
     ] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a text, special tokens included.")] = 256,
+    max_tokens: Annotated[
+        int, typer.Option(min=0, help="Most tokens of a text, special tokens included; 0: all positions of the model.")
+    ] = 256,
     text: Annotated[
         list[str] | None, typer.Option(help="Source, or .txt or .jsonl file (.gz too), to train on; repeat for more.")
     ] = None,
@@ -179,7 +182,7 @@ def base(
                 lower_form=lower_form,
                 window=window,
                 window_layers=window_layers or lower,
-                max_tokens=max_tokens,
+                max_tokens=max_tokens or None,
                 shares=dict.fromkeys(text, 1.0) if text else SHARES,
                 settings=ConvertSettings(
                     total_tokens=tokens, batch_tokens=batch_tokens, learning_rate=learning_rate, seed=seed

@@ -93,7 +93,7 @@ def convert_base(
     lower_form: str,
     window: int,
     window_layers: int,
-    max_tokens: int,
+    max_tokens: int | None,
     shares: Mapping[str, float],
     settings: ConvertSettings,
     device: str,
@@ -102,6 +102,7 @@ def convert_base(
 ) -> dict[str, Any]:
     """Convert the model in `folder` and publish the base; return the record that its manifest carries.
 
+    Without `max_tokens` the base reads all positions of the model.
     Training goes on from the weights of `start`, cut in the same way. Raises DataError for a folder or text that cannot be
     used. Raises ConfigError if training diverges, if `start` has another shape, or if domains stand on an existing base `name`.
     """
@@ -121,12 +122,12 @@ def convert_base(
             f"base {start.config.name} has another shape than the requested one: {start.config} and {config}"
         )
     tokenizer = folder / "tokenizer.json"
-    if (highest := TextEncoder(tokenizer, max_tokens).highest_id) >= config.vocab_size:
+    if (highest := TextEncoder(tokenizer, config.max_tokens).highest_id) >= config.vocab_size:
         raise DataError(
             f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
             "take the tokenizer that belongs to it"
         )
-    text, held_out = mixture(shares, tokenizer, max_tokens, progress)
+    text, held_out = mixture(shares, tokenizer, config.max_tokens, progress)
     torch.manual_seed(settings.seed)
     where = choose_device(device)
     original = load_original(folder, config)

@@ -14,10 +14,11 @@ from transformers.utils import logging as transformers_logging
 from hplm.core.settings import BaseConfig
 from hplm.engine.lower_layers import lower_form as find_lower_form
 from hplm.errors import DataError
-from hplm.models.architectures import ARCHITECTURES, find_architecture
-from hplm.models.layers import OriginalEncoder
+from hplm.models.architectures import ARCHITECTURES, Architecture, find_architecture
+from hplm.models.layers import TOKEN_TYPES, OriginalEncoder
 
-TITLES = " or ".join(architecture.title for architecture in ARCHITECTURES.values())
+*_FIRST, _LAST = (architecture.title for architecture in ARCHITECTURES.values())
+TITLES = f"{', '.join(_FIRST)} or {_LAST}"
 TAKEN = (
     f"--model takes minilm, mpnet, or the folder of a whole {TITLES} in Hugging Face's layout: config.json, "
     "tokenizer.json and model.safetensors (or pytorch_model.bin)"
@@ -97,9 +98,16 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def base_config(
-    folder: Path, *, name: str, lower_layers: int, lower_form: str, window: int, window_layers: int, max_tokens: int
+    folder: Path,
+    *,
+    name: str,
+    lower_layers: int,
+    lower_form: str,
+    window: int,
+    window_layers: int,
+    max_tokens: int | None,
 ) -> BaseConfig:
-    """Return the shape of the base that converting `folder` gives.
+    """Return the shape of the base that converting `folder` gives. Without `max_tokens` it reads all positions of the model.
 
     Raises DataError if the model cannot be converted, ConfigError if there is no such form of lower layers.
     """
@@ -108,20 +116,14 @@ def base_config(
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
-    activation = getattr(config, "hidden_act", "no")
     architecture = find_architecture(config.model_type)
-    if activation != "gelu":
-        raise DataError(f"{folder}: a {TITLES} with gelu is wanted, this one has {activation}")
-    buckets = getattr(config, "relative_attention_num_buckets", 0)
-    if buckets != architecture.relative_buckets:
-        raise DataError(
-            f"{folder}: transformers computes an {architecture.title} with {architecture.relative_buckets} buckets, "
-            f"this one has {buckets}"
-        )
+    if reason := _other_layers(config, architecture):
+        raise DataError(f"{folder} holds a model of type {config.model_type!r} {reason}")
     layers = config.num_hidden_layers
     if not 1 <= lower_layers < layers or not 1 <= window_layers < layers:
         raise DataError(f"{folder} has {layers} layers: --lower and --window-layers must be 1 to {layers - 1}")
-    positions = config.max_position_embeddings - architecture.first_position
+    positions = config.max_position_embeddings - architecture.first_row(config.pad_token_id)
+    max_tokens = positions if max_tokens is None else max_tokens
     if max_tokens > positions:
         raise DataError(f"{folder} has {positions} positions, --max-tokens asks for {max_tokens}")
     return BaseConfig(
@@ -129,37 +131,69 @@ def base_config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,
-        intermediate_size=config.intermediate_size,
+        intermediate_size=getattr(config, architecture.intermediate_size),
         window_layers=window_layers,
         upper_layers=layers - lower_layers,
         max_tokens=max_tokens,
         vectors_per_ngram=find_lower_form(lower_form).vectors_per_ngram(window),
         window=window,
-        layer_norm_eps=config.layer_norm_eps,
+        layer_norm_eps=config.layer_norm_eps if architecture.layer_norm_eps is None else architecture.layer_norm_eps,
         pad_id=config.pad_token_id,
-        relative_buckets=buckets,
+        relative_buckets=architecture.relative_buckets,
         architecture=architecture.model_type,
         lower_layers=lower_layers,
         lower_form=lower_form,
     )
 
 
+def _other_layers(config: Any, architecture: Architecture) -> str | None:
+    """Return why our layers would not compute what a model with that config.json computes, None if they would."""
+    activation = getattr(config, architecture.activation)
+    if activation != "gelu":
+        return f"with the activation {activation!r}: only 'gelu' is taken, the exact one"
+    buckets = getattr(config, "relative_attention_num_buckets", 0)
+    if buckets != architecture.relative_buckets:
+        wanted = architecture.relative_buckets
+        return f"with {buckets} buckets of relative positions: transformers computes {architecture.title} with {wanted}"
+    if (positions := getattr(config, "position_embedding_type", "absolute")) != "absolute":
+        return f"with position_embedding_type {positions!r}: only 'absolute' is taken"
+    if getattr(config, "is_decoder", False):
+        return "that is a decoder (is_decoder in config.json): only encoders are taken"
+    if (width := getattr(config, "embedding_size", config.hidden_size)) != config.hidden_size:
+        return (
+            f"whose embeddings have {width} numbers and whose layers have {config.hidden_size}: the two must be equal, "
+            "because a projection behind the LayerNorm of the embeddings cannot be folded into them"
+        )
+    if config.pad_token_id is None:
+        return "without pad_token_id in config.json"
+    return None
+
+
 def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
-    """Load the model of `folder` in our layer form, which runs packed batches."""
+    """Load the model of `folder` in our layer form, which runs packed batches. Raises DataError if weights are missing."""
     # transformers would report a pooler that we do not load, and draw a bar of its own among ours.
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    source = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False, dtype=torch.float32)
+    architecture = find_architecture(config.architecture)
+    options = {"add_pooling_layer": False} if architecture.has_pooler else {}
+    source, loaded = AutoModel.from_pretrained(
+        folder, local_files_only=True, dtype=torch.float32, output_loading_info=True, **options
+    )
+    if missing := sorted(loaded["missing_keys"]):
+        # transformers would give them random numbers.
+        raise DataError(f"the weights in {folder} lack {len(missing)} parts of the model, such as {missing[0]}")
     state = source.state_dict()
-    architecture = find_architecture(source.config.model_type)
     layer_key = re.compile(rf"{re.escape(architecture.layers)}\.(\d+)\.")
     num_layers = 1 + max(int(match.group(1)) for key in state if (match := layer_key.match(key)))
     encoder = OriginalEncoder(config, num_layers)
     ours = {name: state[key] for name, key in architecture.embeddings.items()}
-    first = architecture.first_position
+    first = architecture.first_row(config.pad_id)
     ours["position_embeddings.weight"] = ours["position_embeddings.weight"][first : first + config.max_tokens]
-    types = architecture.token_types
-    ours["token_type"] = torch.zeros(config.hidden_size) if types is None else state[types][0]
+    ours["token_types"] = torch.zeros(TOKEN_TYPES, config.hidden_size)
+    if architecture.token_types is not None:
+        # A model with one token type gives the row to both texts.
+        rows = state[architecture.token_types][:TOKEN_TYPES]
+        ours["token_types"] = rows.expand(TOKEN_TYPES, -1)
     if architecture.relative_bias is not None:
         ours["relative.scores.weight"] = state[architecture.relative_bias]
     for index in range(num_layers):

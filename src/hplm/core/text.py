@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from hplm.core.long_texts import LAST_SPACE, MOST_CHARACTERS, splits_at_spaces, unsure_words
+from hplm.core.words import find_words
 from hplm.errors import CorruptArtifactError, EmptyTextError, TextCountError, TextEncodingError, TextTooLargeError
 
 # Contains all combining marks, and few other characters of European texts.
@@ -41,11 +42,13 @@ Tokens = npt.NDArray[np.int32]
 class EncodedText:
     """`ids` int64 `[T]`; `tokens` int32 `[T, 3]` of start character, end character and word number (-1: special token).
 
+    `types` int64 `[T]`: the token types that the tokenizer gives a pair, 0 for all tokens of a single text.
     `is_empty`: the text, or a text of the pair, has no token.
     """
 
     ids: Ids
     tokens: Tokens
+    types: Ids
     truncated: bool
     is_empty: bool
 
@@ -60,7 +63,9 @@ class TextEncoder:
 
     def __init__(self, tokenizer_json: Path, max_tokens: int) -> None:
         self._tokenizer = _read_tokenizer(tokenizer_json)
-        self._last_words = _words_that_more_text_may_change(self._tokenizer)
+        self._unsure_words = unsure_words(self._tokenizer)
+        self._splits_at_spaces = self._unsure_words is None and splits_at_spaces(self._tokenizer)
+        self._has_berts_words = isinstance(self._tokenizer.pre_tokenizer, BertPreTokenizer)
         _set_apart(self._tokenizer)
         self.max_tokens = max_tokens
         self._single_special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -68,13 +73,17 @@ class TextEncoder:
         self.takes_pairs = self._tokenizer.num_special_tokens_to_add(is_pair=True) > self._single_special
         # This is not the number of tokens, because added tokens may leave gaps.
         self.highest_id = max(self._tokenizer.get_vocab().values(), default=-1)
+        # Characters that are tokenised at once of a text that is longer.
         self._portion = CHARACTERS_PER_TOKEN * max_tokens
+        if self._unsure_words is None and not self._splits_at_spaces:
+            self._portion = MOST_CHARACTERS
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
         """Tokenise a batch. A text of white space alone gives only special tokens, see `check_not_empty`.
 
         A text that is too long is cut at its end. Of a pair the longer text is cut first, until both are equally long. Pairs
         need `takes_pairs`. The part that is cut off is not tokenised, which could take a hundred times as long as the rest.
+        Nothing is read beyond MOST_CHARACTERS, so the time is bounded for a text of any length and any tokenizer.
         """
         long = {index for index, text in enumerate(texts) if self._is_long(text)}
         if not long:
@@ -84,51 +93,67 @@ class TextEncoder:
         return [self._encoded_long(text) if index in long else next(short) for index, text in enumerate(texts)]
 
     def _is_long(self, text: TextOrPair) -> bool:
-        return self._last_words is not None and any(len(part) > self._portion for part in _texts_of(text))
+        return any(len(part) > self._portion for part in _texts_of(text))
 
     def _encoded(self, text: TextOrPair, encoding: Encoding) -> EncodedText:
         ids, tokens = _arrays(encoding)
         if isinstance(text, str) and len(ids) <= self.max_tokens:
-            return EncodedText(ids, _with_marks(text, tokens), False, len(ids) <= self._single_special)
+            return EncodedText(
+                ids, self._exact(text, tokens), np.zeros_like(ids), False, len(ids) <= self._single_special
+            )
         # Read only for pairs and cut texts, because `sequence_ids` is slow.
         of_text = np.array([-1 if number is None else number for number in encoding.sequence_ids])
         for number, part in enumerate(_texts_of(text)):
-            tokens[of_text == number] = _with_marks(part, tokens[of_text == number])
-        return self._cut(text, ids, tokens, of_text)
+            tokens[of_text == number] = self._exact(part, tokens[of_text == number])
+        return self._cut(text, ids, tokens, of_text, np.array(encoding.type_ids), is_read=True)
 
     def _encoded_long(self, text: TextOrPair) -> EncodedText:
-        read = [self._read(part) for part in _texts_of(text)]
-        # The tokens of one-letter texts show the special tokens around and between them, which are the same for all texts.
-        form = self._tokenizer.encode(*"a" * len(read))
-        parts = [
-            (np.array([token]), np.array([(0, 0, -1)], np.int32)) if number is None else read[number]
-            for token, number in zip(form.ids, form.sequence_ids, strict=True)
-        ]
-        of_text = [-1 if number is None else number for number in form.sequence_ids]
+        texts = _texts_of(text)
+        read = [self._read(part[:MOST_CHARACTERS]) for part in texts]
+        # Short texts show the special tokens around and between them, which are the same for all texts.
+        form = self._tokenizer.encode(*"a" * len(texts))
+        parts: list[tuple[Ids, Tokens]] = []
+        of_text, types, before = list[int](), list[int](), None
+        for token, number, kind in zip(form.ids, form.sequence_ids, form.type_ids, strict=True):
+            # The short text may have several tokens. All tokens of the long text take their place.
+            if number is None or number != before:
+                special = (np.array([token]), np.array([(0, 0, -1)], np.int32))
+                parts.append(special if number is None else read[number])
+                of_text.append(-1 if number is None else number)
+                types.append(kind)
+            before = number
+        sizes = [len(ids) for ids, _ in parts]
         ids, tokens = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return self._cut(text, ids, tokens, np.repeat(of_text, [len(ids) for ids, _ in parts]))
+        is_read = all(len(part) <= MOST_CHARACTERS for part in texts)
+        return self._cut(text, ids, tokens, np.repeat(of_text, sizes), np.repeat(types, sizes), is_read=is_read)
 
     def _read(self, text: str) -> tuple[Ids, Tokens]:
         """Return all tokens of a text, or more than `max_tokens` of its first ones."""
-        assert self._last_words is not None
         start, first_word, size, count = 0, 0, self._portion, 0
         parts: list[tuple[Ids, Tokens]] = []
         while True:
-            portion = text[start : start + size]
+            end = start + size
+            if end < len(text) and self._splits_at_spaces:
+                last_space = LAST_SPACE.match(text, start, end)
+                if last_space is None:
+                    size *= 4
+                    continue
+                end = last_space.end()
+            portion = text[start:end]
             ids, tokens = _arrays(self._tokenizer.encode(portion, add_special_tokens=False))
-            tokens = _with_marks(portion, tokens)
-            sure, is_all = len(ids), start + size >= len(text)
-            if not is_all:
-                last_sure = tokens[:, 2].max(initial=-1) - self._last_words
-                sure = int(np.searchsorted(tokens[:, 2], last_sure, side="right"))
-                # A character that the normalizer decomposes may be part of two words. The next portion begins before both.
-                while 0 < sure < len(ids) and tokens[sure, 0] < tokens[sure - 1, 1]:
-                    sure = int(np.searchsorted(tokens[:, 2], tokens[sure - 1, 2]))
+            if self._unsure_words is None:
+                enough = self._enough(portion, tokens)
+                ids, tokens = ids[:enough], tokens[:enough]
+            tokens = self._exact(portion, tokens)
+            is_all = end >= len(text)
+            sure = len(ids) if is_all or self._splits_at_spaces else self._count_sure(tokens)
             parts.append((ids[:sure], tokens[:sure] + np.array((start, start, first_word), np.int32)))
             count += sure
             if is_all or count > self.max_tokens:
                 break
-            if sure:
+            if self._splits_at_spaces:
+                start, first_word = end, first_word + int(tokens[:, 2].max(initial=-1)) + 1
+            elif sure:
                 # The next portion begins with a word, so the text before it does not matter. Portions double, because if
                 # words are long, tokenising the last words again is expensive.
                 start, first_word = start + int(tokens[sure, 0]), first_word + int(tokens[sure, 2])
@@ -138,17 +163,45 @@ class TextEncoder:
         all_ids, all_tokens = zip(*parts, strict=True)
         return np.concatenate(all_ids), np.concatenate(all_tokens)
 
-    def _cut(self, text: TextOrPair, ids: Ids, tokens: Tokens, of_text: Ids) -> EncodedText:
-        """Cut the tokens to `max_tokens`. `of_text` `[T]` has the number of each token's text, -1 for special tokens."""
+    def _enough(self, text: str, tokens: Tokens) -> int:
+        """Return how many tokens decide the words of those that are kept: the token behind them has a character."""
+        for place in range(self.max_tokens, len(tokens)):
+            start, end, _ = tokens[place].tolist()
+            if text[start:end].strip():
+                return place + 1
+        return len(tokens)
+
+    def _count_sure(self, tokens: Tokens) -> int:
+        """Return how many tokens of a text's beginning stay as they are, whatever text follows."""
+        assert self._unsure_words is not None
+        last_sure = tokens[:, 2].max(initial=-1) - self._unsure_words
+        sure = int(np.searchsorted(tokens[:, 2], last_sure, side="right"))
+        # A character that the normalizer decomposes may be part of two words. The next portion begins before both.
+        while 0 < sure < len(tokens) and tokens[sure, 0] < tokens[sure - 1, 1]:
+            sure = int(np.searchsorted(tokens[:, 2], tokens[sure - 1, 2]))
+        return sure
+
+    def _exact(self, text: str, tokens: Tokens) -> Tokens:
+        """Return the tokens of one text with the characters and words that answers have."""
+        return _with_marks(text, tokens if self._has_berts_words else find_words(text, tokens))
+
+    def _cut(
+        self, text: TextOrPair, ids: Ids, tokens: Tokens, of_text: Ids, types: Ids, *, is_read: bool
+    ) -> EncodedText:
+        """Cut the tokens to `max_tokens`. `of_text` `[T]` has the number of each token's text, -1 for special tokens.
+
+        `is_read`: no text has characters beyond those that are read.
+        """
         texts = _texts_of(text)
         is_empty = not all((of_text == number).any() for number in range(len(texts)))
-        if truncated := len(ids) > self.max_tokens:
+        truncated = len(ids) > self.max_tokens or not is_read
+        if len(ids) > self.max_tokens:
             kept = _kept(of_text, self.max_tokens, len(texts[0]) >= len(texts[-1]))
-            ids, tokens, of_text = ids[kept], tokens[kept], of_text[kept]
+            ids, tokens, of_text, types = ids[kept], tokens[kept], of_text[kept], types[kept]
         if len(texts) == 2:
             before = len(texts[0]) + 1
             tokens[of_text == 1] += np.array((before, before, tokens[of_text == 0, 2].max(initial=-1) + 1), np.int32)
-        return EncodedText(ids, tokens, truncated, is_empty)
+        return EncodedText(ids, tokens, types, truncated, is_empty)
 
 
 def load_tokenizer(tokenizer_json: Path) -> Tokenizer:
@@ -260,22 +313,6 @@ def _kept(of_text: Ids, max_tokens: int, first_is_longer: bool) -> Ids:
         first_is_longer = len(first) >= len(second)
     most = (room - shorter, shorter) if first_is_longer else (shorter, room - shorter)
     return np.sort(np.concatenate([special, first[: most[0]], second[: most[1]]]))
-
-
-def _words_that_more_text_may_change(tokenizer: Tokenizer) -> int | None:
-    """Return how many of a text's last words may change if more text follows, None if that is unknown.
-
-    BERT's tokenizer looks at single characters to split words, so more text may continue the last word. The words before it
-    may be the beginning of an added token, which has at least one character for each word.
-    """
-    added = tokenizer.get_added_tokens_decoder().values()
-    steps = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model)
-    is_known = tuple(map(type, steps)) == (BertNormalizer, BertPreTokenizer, WordPiece)
-    # A `single_word` token depends on the text before it too.
-    if not is_known or any(token.single_word for token in added):
-        return None
-    contents = [token.content for token in added]
-    return max(map(len, [*contents, *map(tokenizer.normalizer.normalize_str, contents)]), default=1)
 
 
 def decode_texts(raw: Sequence[bytes], max_text_bytes: int) -> TextOrPair:

@@ -19,6 +19,7 @@ from hplm.core.settings import BaseConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Adapt = Callable[[Place, int, Tensor], Tensor]
+TOKEN_TYPES = 2  # the first and the second text of a pair
 
 
 class HalfLayer(nn.Module):
@@ -195,22 +196,30 @@ def plain_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
 
 
 class OriginalEncoder(nn.Module):
-    """The pretrained model before conversion: absolute positions from the start, every layer over the whole text."""
+    """The pretrained model before conversion: absolute positions from the start, every layer over the whole text.
+
+    `token_types` `[2, H]` has what is added to tokens of the first and of the second text of a pair. The rows are equal in a
+    model that tells the texts apart by separators alone.
+    """
 
     def __init__(self, config: BaseConfig, num_layers: int) -> None:
         super().__init__()
         self.config = config
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_tokens, config.hidden_size)
-        self.token_type = nn.Parameter(torch.zeros(config.hidden_size))
+        self.token_types = nn.Parameter(torch.zeros(TOKEN_TYPES, config.hidden_size))
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.relative = relative_bias(config)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(num_layers))
 
-    def forward(self, ids: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """Compute the hidden states `[N, H]` after each layer from packed `ids` `[N]`."""
+    def forward(self, ids: Tensor, lengths: Sequence[int], types: Tensor | None = None) -> list[Tensor]:
+        """Compute the hidden states `[N, H]` after each layer from packed `ids` `[N]`.
+
+        `types` `[N]` are the token types, 0 or 1. None: all are 0.
+        """
         positions = self.position_embeddings(packed_positions(lengths, ids.device))
-        embedded = self.word_embeddings(ids) + positions + self.token_type
+        typed = self.token_types[0] if types is None else F.embedding(types, self.token_types)
+        embedded = self.word_embeddings(ids) + positions + typed
         hidden = self.embedding_norm(embedded)
         attend = packed_attention(self.config.num_heads, lengths, self.relative)
         states = []

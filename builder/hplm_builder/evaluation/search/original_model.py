@@ -41,7 +41,7 @@ class OriginalModel:
             window_layers=1,
             max_tokens=config.max_tokens,
         )
-        keys = ("vocab_size", "hidden_size", "num_heads", "intermediate_size")
+        keys = ("architecture", "vocab_size", "hidden_size", "num_heads", "intermediate_size")
         if shape.upper_layers < config.upper_layers or any(getattr(shape, k) != getattr(config, k) for k in keys):
             raise ConfigError(
                 f"base {config.name} was not converted from {self.folder}: give the right model with --original"

@@ -67,7 +67,7 @@ class NgramEncoder(LowerEncoder):
             for place, projection in enumerate(self.places):
                 share = float(place == centre(self.config.window))
                 projection.load_state_dict({"weight": share * torch.eye(self.config.hidden_size)})
-            self.bias.copy_(original.token_type + original.position_embeddings.weight[MEAN_POSITIONS].mean(0))
+            self.bias.copy_(original.token_types[0] + original.position_embeddings.weight[MEAN_POSITIONS].mean(0))
 
     def make_packed(self, dtype: torch.dtype, int8_base: Base | None) -> nn.Module | None:
         int8 = []

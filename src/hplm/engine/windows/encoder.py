@@ -75,7 +75,7 @@ class WindowEncoder(LowerEncoder):
             self.relative.load_state_dict(original.relative.state_dict())
         with torch.no_grad():
             positions = original.position_embeddings.weight[MEAN_POSITIONS].mean(0)
-            self.window_position.add_(original.token_type + positions)
+            self.window_position.add_(original.token_types[0] + positions)
 
     def make_packed(self, dtype: torch.dtype, int8_base: Base | None) -> nn.Module | None:
         int8 = []

@@ -188,8 +188,8 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     ("written", "words"),
     [
         ({"model_type": "gpt2"}, "holds a model of type 'gpt2'"),
-        ({"model_type": "bert", "hidden_act": "relu"}, "with gelu is wanted, this one has relu"),
-        ({"model_type": "mpnet", "relative_attention_num_buckets": 64}, "32 buckets, this one has 64"),
+        ({"model_type": "bert", "hidden_act": "relu"}, "with the activation .relu.: only .gelu. is taken"),
+        ({"model_type": "mpnet", "relative_attention_num_buckets": 64}, "with 64 buckets of relative positions"),
     ],
 )
 def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, written: dict[str, object], words: str) -> None:

@@ -17,7 +17,10 @@ from hplm.errors import DataError
 from tests import tiny
 
 BERT = json.dumps({"model_type": "bert"})
-TAKEN = r"--model takes minilm, mpnet, or the folder of a whole BERT or MPNet in Hugging Face's layout: config\.json"
+TAKEN = (
+    r"--model takes minilm, mpnet, or the folder of a whole BERT, MPNet, RoBERTa, XLM-RoBERTa, DistilBERT or ELECTRA in "
+    r"Hugging Face's layout: config\.json"
+)
 
 
 @pytest.fixture
@@ -37,8 +40,8 @@ def folder(tmp_path: Path) -> Path:
         ({"adapter_config.json": "{"}, "an adapter whose adapter_config.json cannot be read"),
         ({"adapter_config.json": '{"peft_type": "LORA"}', "config.json": BERT}, "a PEFT adapter"),
         (
-            {"config.json": '{"model_type": "distilbert"}', "model.safetensors": ""},
-            "holds a model of type 'distilbert'",
+            {"config.json": '{"model_type": "deberta-v2"}', "model.safetensors": ""},
+            "holds a model of type 'deberta-v2'",
         ),
         ({"config.json": '{"model_type": "nobody-knows"}'}, "holds a model of type 'nobody-knows'"),
         ({"config.json": "{}"}, "has a config.json without model_type"),
@@ -53,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
         "adapterhub",
         "broken-adapter",
         "peft-beside-a-model",
-        "distilbert",
+        "deberta",
         "unknown-type",
         "no-type",
         "no-object",

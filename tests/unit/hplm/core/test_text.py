@@ -6,11 +6,13 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from hplm.core.long_texts import MOST_CHARACTERS
 from hplm.core.text import (
     CHARACTERS_PER_TOKEN,
     TextEncoder,
@@ -21,6 +23,7 @@ from hplm.core.text import (
     decode_utf8,
     load_tokenizer,
 )
+from hplm.core.words import find_words
 from hplm.errors import (
     CorruptArtifactError,
     EmptyTextError,
@@ -32,6 +35,7 @@ from hplm.errors import (
 from hplm.models.base import Base
 from tests import tiny
 from tests.unit.hplm.core.characters import characters_that_hide_words
+from tests.unit.tokenizer_kinds import KINDS
 
 
 def test_a_long_text_is_cut_and_says_so(tiny_base: Base) -> None:
@@ -78,6 +82,7 @@ def test_a_pair_has_a_separator_between_its_texts_and_counts_characters_and_word
     both = "Äx cat dog"
     assert [both[start:end] for start, end, word in encoded.tokens.tolist() if word >= 0] == ["Ä", "x", "cat", "dog"]
     assert encoded.tokens[:, 2].tolist() == [-1, 0, 0, 1, -1, 2, -1]
+    assert encoded.types.tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert not encoded.truncated
 
 
@@ -148,6 +153,7 @@ TOKENIZERS = {
     "like-mpnet": like_mpnet(),
     "single-words": single_words(),
     "no-words": in_one_piece(),
+    **{name: make() for name, make in KINDS.items() if name != "bert"},
 }
 
 
@@ -158,16 +164,28 @@ def long_texts(draw: st.DrawFn) -> str:
         "abcxyz ,.\n\t\u00e9\u0130\u00df\ufb01\u0301\u200d\x01\u00a0\u3000\u3002\u4e2d\U0001f469\U0001f3fd\U00020000"
         "\u03b2\u03c9\u2665\u00b0\u20bf5\uac00\uac01\u1100\u1161"
     )
-    words = ("cat", "the cat", " ", "q" * 99, "q" * 101, "\U0001f469\u200d\U0001f680", "a\u0301\u0302", "\x01" * 50)
+    words = (
+        "cat",
+        "the cat",
+        "the dog's ",
+        " 12",
+        "  cat",
+        " ",
+        "q" * 99,
+        "q" * 101,
+        "\U0001f469\u200d\U0001f680",
+        "a\u0301\u0302",
+        "\x01" * 50,
+    )
     added = ("[MASK]", "[MASK", "<mask>", " <mask>", "[SEP]", "the  cat", "a,b", "xa,b")
     piece = st.one_of(st.sampled_from(words + added), st.text(letters, min_size=1, max_size=6), st.text(max_size=4))
     repeated = st.tuples(piece, st.integers(1, 60)).map(lambda pair: pair[0] * pair[1])
-    return "".join(draw(st.lists(st.one_of(piece, repeated), max_size=30)))
+    return "".join(draw(st.lists(st.one_of(piece, repeated), max_size=30)))[:MOST_CHARACTERS]
 
 
 def told_by_the_whole(
-    tokenizer: Tokenizer, text: TextOrPair, max_tokens: int
-) -> tuple[list[int], list[list[int]], bool]:
+    tokenizer: Tokenizer, text: TextOrPair, max_tokens: int, *, has_berts_words: bool
+) -> tuple[list[int], list[list[int]], list[int], bool]:
     """Encode slowly: tokenise everything, then cut token by token at the end of the longer text."""
     texts = text if isinstance(text, tuple) else (text,)
     encoding = tokenizer.encode(*texts)
@@ -182,10 +200,20 @@ def told_by_the_whole(
         place for place, number in enumerate(of_text) if number is None or of_text[:place].count(number) < left[number]
     ]
     tokens, last_word = [], -1
+    found = [
+        [*span, -1 if word is None else word] for span, word in zip(encoding.offsets, encoding.word_ids, strict=True)
+    ]
+    if not has_berts_words:
+        for number, text_of_number in enumerate(texts):
+            places = [place for place, other in enumerate(of_text) if other == number]
+            rows = np.array([found[place] for place in places], np.int32).reshape(-1, 3)
+            for place, row in zip(places, find_words(text_of_number, rows).tolist(), strict=True):
+                found[place] = row
     for place in kept:
-        (start, end), word, number = encoding.offsets[place], encoding.word_ids[place], of_text[place]
-        if number is not None and word is not None:
-            spans = [span for span, other in zip(encoding.offsets, of_text, strict=True) if other == number]
+        start, end, word = found[place]
+        number = of_text[place]
+        if number is not None and word >= 0:
+            spans = [span[:2] for span, other in zip(found, of_text, strict=True) if other == number]
             until = min((a for a, b in spans if b > a >= end), default=len(texts[number]))
             while start < end < until and unicodedata.category(texts[number][end]) == "Mn":
                 end += 1
@@ -193,8 +221,9 @@ def told_by_the_whole(
                 start, end, word = start + len(texts[0]) + 1, end + len(texts[0]) + 1, word + last_word + 1
             else:
                 last_word = word
-        tokens.append([start, end, -1 if word is None else word])
-    return [encoding.ids[place] for place in kept], tokens, len(of_text) > max_tokens
+        tokens.append([start, end, word])
+    ids, types = ([all_of_them[place] for place in kept] for all_of_them in (encoding.ids, encoding.type_ids))
+    return ids, tokens, types, len(of_text) > max_tokens
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +247,10 @@ def test_what_is_read_of_a_long_text_is_what_the_whole_would_tell(
 ) -> None:
     encoder, whole = encoders[name]
     for text, encoded in zip(texts, encoder.encode(texts), strict=True):
-        ids, tokens, truncated = told_by_the_whole(whole, text, 12)
+        is_bert = name not in KINDS and name != "no-words"
+        ids, tokens, types, truncated = told_by_the_whole(whole, text, 12, has_berts_words=is_bert)
         assert encoded.ids.tolist() == ids
+        assert encoded.types.tolist() == types
         assert encoded.tokens.tolist() == tokens
         assert encoded.truncated == truncated
 
@@ -312,6 +343,7 @@ def test_singles_and_pairs_of_one_batch_are_as_each_alone(tiny_base: Base) -> No
         (alone,) = encoder.encode([text])
         assert (together.ids == alone.ids).all()
         assert (together.tokens == alone.tokens).all()
+        assert (together.types == alone.types).all()
         assert together.truncated == alone.truncated
 
 

@@ -155,7 +155,7 @@ def test_a_conversion_starts_from_the_originals_feed_forward_halves_and_the_toke
     grams = torch.from_numpy(tiny.some_ngrams(lower, 20))
     with torch.inference_mode():
         positions = original.position_embeddings.weight[1:64].mean(0)
-        hidden = original.embedding_norm(original.word_embeddings(grams[:, 1]) + positions + original.token_type)
+        hidden = original.embedding_norm(original.word_embeddings(grams[:, 1]) + positions + original.token_types[0])
         for layer in original.layers[:2]:
             assert isinstance(layer, HalfLayer)
             hidden = layer.feed_forward(hidden)
