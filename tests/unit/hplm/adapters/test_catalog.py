@@ -103,7 +103,7 @@ def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it
         tiny.make_tenant(store, tiny_base, "alpha", 5)
         tiny.make_tenant(store, tiny_base, "beta", 5)
         until(lambda: catalog.find("beta").number == 2)
-        registry.rollback_tenant("beta", None)
+        registry.rollback_tenant("beta", None, time.time())
         until(lambda: catalog.find("beta").number == 1)
         now[0] = REMEMBER_S + 1
         until(lambda: sorted(name for names in told[1:] for name in names) == ["alpha 1", "beta 2"])
@@ -187,7 +187,7 @@ def test_a_folder_published_after_the_bank_file_goes_before_it_and_rolls_back_to
     tiny.make_tenant(store, tiny_base, "alpha", seed=99)
     assert place.load("alpha").version != banked.version
     with closing(Registry.open(store)) as registry:
-        registry.rollback_tenant("alpha", None)
+        registry.rollback_tenant("alpha", None, time.time())
     assert place.load("alpha").version == banked.version
 
 

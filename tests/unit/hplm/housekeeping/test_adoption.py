@@ -130,7 +130,7 @@ def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
 ) -> None:
     fill(store, base)
     garbage_collection.adopt(store, registry, NOW_S)
-    registry.rollback_tenant("old", 1)
+    registry.rollback_tenant("old", 1, NOW_S)
     registry.delete_tenant("a", NOW_S)
     put_tenant(store, "tenants/late/1", base)
     # A killed job's: neither served nor adopted.

@@ -74,11 +74,11 @@ class RegistryMachine(RuleBasedStateMachine):
         earlier = [one for one in self.last[name] if one in self.kept[name] and one < self.current[name]]
         wanted = (earlier[-1] if earlier else None) if number is None else number
         if wanted in self.kept[name]:
-            assert self.registry.rollback_tenant(name, number).number == wanted
+            assert self.registry.rollback_tenant(name, number, NOW_S)["b"].number == wanted
             self.serve(name, wanted)
         else:
             with pytest.raises(UnknownVersionError):
-                self.registry.rollback_tenant(name, number)
+                self.registry.rollback_tenant(name, number, NOW_S)
 
     @precondition(lambda self: self.current)
     @rule(data=st.data())
@@ -142,7 +142,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def a_follower_that_hears_only_of_changes_knows_what_is_served(self) -> None:
         changes = self.registry.changes_since(self.seen.generation)
         self.served |= {one.name: one.number for one in changes.published}
-        for name in changes.removed:
+        for name in (one.name for one in changes.withdrawn):
             self.served.pop(name, None)
         assert self.served == self.current
         self.seen = changes
