@@ -59,7 +59,8 @@ def build_tenant(
     `keep_width` the adapter is as wide as that of the current version instead, if its files can be read.
 
     The versions of the tenant over other bases stay. Raises DataError if the current version has other labels,
-    ConflictError if the tenant has an unfinished job, MissingRegistryError if the store has tenants and no registry, and what `run_local_job` raises.
+    ConflictError if the tenant has an unfinished job, MissingRegistryError if the store has tenants and no registry, and what
+    `run_local_job` raises.
     """
     check_name(name)
     base = bases.load(store.base(base_name))

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
-from hplm.registry.records import Changes, DomainVersion, ServedTenant
+from hplm.registry.records import Changes, DomainVersion, ServedTenant, WithdrawnTenant
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 
@@ -180,7 +180,8 @@ class Catalog:
         lineages = {} if changes.full else self._lineages
         published = {} if changes.full else dict(self._published)
         replaced = {} if changes.full else self._replaced
-        for changed in (*changes.withdrawn, *changes.published):
+        told: tuple[ServedTenant | WithdrawnTenant, ...] = (*changes.withdrawn, *changes.published)
+        for changed in told:
             before = published.get(changed.name)
             if before is not None and before.base == changed.base:
                 del published[changed.name]

@@ -28,6 +28,7 @@ class Retention(RegistryPart):
             age = func.row_number().over(partition_by=v.tenant, order_by=last).label("age")
             aged = (
                 select(v.id, tenant_bases.c.current_id, age)
+                .select_from(tenant_versions)
                 .join(domain_versions)
                 .join(domains)
                 .outerjoin(tenant_bases, and_(tenant_bases.c.tenant == v.tenant, tenant_bases.c.base == domains.c.base))

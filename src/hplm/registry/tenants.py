@@ -220,20 +220,20 @@ class Tenants(RegistryPart):
         A tenant goes with its last base. Raises UnknownTenantError.
         """
         with self._database.writing() as connection:
-            bases = current_numbers(connection, name).keys()
+            bases = set(current_numbers(connection, name))
             if base is not None and base not in bases:
                 raise UnknownTenantError(f"there is no tenant {name!r} over base {base!r}")
             which = [tenant_versions.c.tenant == name]
-            if base is None or bases == {base}:
-                left, of_jobs = bases, None
-            else:
-                left, of_jobs = {base}, base
+            if base is not None and bases != {base}:
+                bases = {base}
                 which.append(tenant_versions.c.domain_version_id.in_(versions_of_base(base)))
+            else:
+                base = None  # jobs over any base go with the tenant
             retire(connection, tenant_versions, now_s, *which)
             generation = bump(connection)
-            withdraw(connection, name, left, generation)
+            withdraw(connection, name, bases, generation)
             settle_defaults(connection, generation)
-            return cancel_all(connection, f"tenant:{name}", now_s, base=of_jobs)
+            return cancel_all(connection, f"tenant:{name}", now_s, base=base)
 
 
 def listing(prefix: str, after: str, limit: int) -> Select[Any]:
@@ -262,7 +262,8 @@ def _records(base: ColumnElement[str | None] | str) -> Select[Any]:
 
 def _record(row: Any, about: dict[str, Any], numbers: dict[str, int]) -> TenantRecord:
     version = TenantVersion(*(*row[:7], about))
-    return TenantRecord(version.tenant, version.base, version, *row[7:], numbers)
+    domain, domain_number, default_base = row[7:]
+    return TenantRecord(version.tenant, version.base, version, domain, domain_number, default_base, numbers)
 
 
 def _kept(connection: Connection, name: str, *order: ColumnElement[int]) -> list[TenantVersion]:

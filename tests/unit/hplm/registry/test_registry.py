@@ -342,7 +342,7 @@ def test_a_bank_in_anothers_place_cancels_jobs_of_tenants_that_go_and_their_uplo
 ) -> None:
     registry.publish_tenants(root.id, "banks/fleet", ["a", "b"], NOW_S)
     upload = registry.start_upload(1, "digest", NOW_S)
-    request = {"data": {"train": {"upload": upload.id}}, "drop_uploads": True}
+    request = {"base": "b", "data": {"train": {"upload": upload.id}}, "drop_uploads": True}
     job = registry.submit_job("tenant.update", "tenant:a", request, NOW_S)
     registry.publish_tenants(root.id, "banks/fleet-2", ["b"], NOW_S, instead_of=["banks/fleet"])
     assert registry.job(job.id).state == "cancelled"
