@@ -230,8 +230,10 @@ def rollback(
       hplm tenant rollback acme --version 3
     """
     with open_client(url) as client:
-        served = client.rollback_tenant(name, version)
-    print_outcome({"tenant": name, "version": served}, f"tenant {name} is at version {served}", as_json)
+        answer = client.ask("tenant.rollback", tenant=name, version=version)
+    served = {key: answer[key] for key in ("tenant", "version", "bases")}
+    over = f" ({format_value('bases', answer['bases'])})" if len(answer["bases"]) > 1 else ""
+    print_outcome(served, f"tenant {name} is at version {answer['version']}{over}", as_json)
 
 
 def _submit(

@@ -68,11 +68,11 @@ def fill(connection: Connection, tables: dict[str, Table]) -> None:
         current = None if is_deleted else 2 * place + 1 + place % 3 % 2
         rows.append({"name": name, "current_id": current, "last_number": 2, "generation": 1_000 + place})
         for number in (1, 2):
-            version = {"id": 2 * place + number, "tenant": name, "number": number, "domain_version_id": 1 + place % 2}
+            version = {"tenant": name, "number": number, "domain_version_id": 1 + place % 2}
             about = {"path": f"tenants/{name}/{number}", "created_s": NOW_S, "about": {"texts": 1}, "served": number}
             made.append({**version, **about, "retired_s": NOW_S if is_deleted else None})
     connection.execute(insert(tables["tenants"]), rows)
-    connection.execute(insert(tables["tenant_versions"]), made)
+    connection.execute(insert(tables["tenant_versions"]), made)  # the database gives the ids 1, 2, 3 and so on
     connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
     connection.execute(text("INSERT INTO alembic_version VALUES ('2.0001')"))
 
