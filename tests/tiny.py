@@ -198,7 +198,7 @@ def publish(store: Store, base: bases.Base, domain: str, made: Tenant) -> Tenant
     """Publish a tenant's next version without training, as its job would."""
     name = made.card.name
     with closing(register.open_registry(store)) as registry:
-        current = registry.find_tenant(name)
+        current = registry.find_tenant(name, base.config.name)
         version = register.register_root(registry, store, base, domain)
         number = registry.next_number(name, lambda n: store.tenant_version(name, n))
         folder = store.tenant_version(name, number)

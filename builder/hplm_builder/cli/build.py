@@ -413,7 +413,7 @@ def tenant(
     columns = Columns(text_column, pair_column, label_column)
     data = read_data(train, dev, test, unlabelled, task=task, seed=seed, columns=columns)
     is_given_width = adapter_width is not None or reduction_factor is not None
-    is_new = published(Store.at(store), name) is None
+    is_new = published(Store.at(store), name, base) is None
     end_as_by_ctrl_c()
     with progress_bars() as progress:
         card = build_tenant(

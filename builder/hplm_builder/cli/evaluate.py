@@ -84,7 +84,7 @@ def demo(
         if tenant and demo_tenant.name not in tenant:
             continue
         data = demo_data(demo_tenant)
-        served = published(target, demo_tenant.name)
+        served = published(target, demo_tenant.name, DEFAULT_BASE)
         if served is None:
             raise DataError(f"there is no tenant {demo_tenant.name!r} in {store}: build it with `hplm build demo`")
         card = tenants.load_card(target.path(served.current.path))

@@ -127,9 +127,9 @@ def fresh_bank(store: Store, name: str) -> str:
 
 
 def publish_bank(store: Store, base: Base, domain: str, bank: str) -> int:
-    """Serve all tenants of a bank file instead of the base's other banks; return their number.
+    """Serve all tenants of a bank file over the base instead of the base's other banks; return their number.
 
-    Tenants that only the other banks have are deleted. The other banks are removed when no request can use them.
+    The base no longer has tenants that only the other banks have. The other banks are removed when no request can use them.
     """
     folder, now_s = store.bank(bank), time.time()
     members = BankFile(folder, base.fingerprint)
@@ -156,15 +156,15 @@ def banks_of(store: Store, base: Base) -> dict[Path, list[str]]:
 
 
 def served(store: Store) -> tuple[ServedTenant, ...]:
-    """Return all tenants that are served now."""
+    """Return all tenants that are served now, once for each of their bases."""
     with closing(Registry.open_read_only(store)) as registry:
         return registry.changes_since(0).published
 
 
-def published(store: Store, name: str) -> TenantRecord | None:
-    """Return a tenant as it is served now; None if there is no such tenant."""
+def published(store: Store, name: str, base: str | None = None) -> TenantRecord | None:
+    """Return a tenant as `base` serves it now, by default its default base; None if there is no such tenant."""
     try:
         with closing(Registry.open_read_only(store)) as registry:
-            return registry.find_tenant(name)
+            return registry.find_tenant(name, base)
     except MissingRegistryError:
         return None

@@ -162,7 +162,7 @@ def build_demo(folder: Path, progress: Progress, *, quick: bool = False) -> list
 
 def _sound_card(store: Store, name: str, base: Base) -> TenantCard | None:
     """Return the card of a published tenant, None if there is no such tenant or if its artifact is damaged."""
-    if (tenant := published(store, name)) is None:
+    if (tenant := published(store, name, base.config.name)) is None:
         return None
     try:
         return tenants.load(store.path(tenant.current.path), name=name, fingerprint=base.fingerprint).card

@@ -58,18 +58,15 @@ def build_tenant(
     be served. `width` is for the slots of an export with default settings; None takes `settings.reduction_factor`. With
     `keep_width` the adapter is as wide as that of the current version instead, if its files can be read.
 
-    Raises DataError if the current version has other labels or stands on another base, ConflictError if the tenant has
-    an unfinished job, MissingRegistryError if the store has tenants and no registry, and what `run_local_job` raises.
+    The versions of the tenant over other bases stay. Raises DataError if the current version has other labels,
+    ConflictError if the tenant has an unfinished job, MissingRegistryError if the store has tenants and no registry, and what
+    `run_local_job` raises.
     """
     check_name(name)
     base = bases.load(store.base(base_name))
     with closing(open_registry(store)) as registry:
-        current = registry.find_tenant(name)
+        current = registry.find_tenant(name, base_name)
         if current is not None:
-            if current.base != base_name:
-                raise DataError(
-                    f"tenant {name!r} stands on base {current.base!r}: delete it first, or take another name"
-                )
             factor = _current_factor(store, base, current, data)
             if keep_width and factor is not None:
                 settings, width = replace(settings, reduction_factor=factor), None

@@ -143,7 +143,7 @@ class _Task:
         current, start, domain = None, None, request["domain"]
         base = bases.load(context.store.base(request["base"]))
         if job.kind == "tenant.update":
-            record = registry.tenant(name)
+            record = registry.tenant(name, request["base"])
             current = record.current
             if request.get("stays"):
                 # Another update or a rollback may have moved the tenant since the request.
@@ -154,7 +154,7 @@ class _Task:
                     context.store, f"version {current.number} of the tenant cannot be used: {advice}"
                 ):
                     start = load_version(context.store, current, base)
-        elif registry.find_tenant(name) is not None:
+        elif registry.find_tenant(name, request["base"]) is not None:
             raise AlreadyThereError(
                 f"tenant {name!r} exists already: tenant.update (`hplm tenant update`) makes its next version"
             )
@@ -249,7 +249,7 @@ def _unchanged(job: Job, context: JobContext, current: TenantVersion, trained: T
 
     def still_served() -> int:
         context.lease.renew()
-        return context.registry.tenant(current.tenant).current.number
+        return context.registry.tenant(current.tenant, current.base).current.number
 
     if (number := context.lease.retry(still_served)) != current.number:
         raise ConflictError(

@@ -20,7 +20,8 @@ def delete_confirmed(kind: str, name: str, url: str, *, yes: bool, as_json: bool
             # A wrong name is an error before the question.
             client.ask(f"{kind}.show", **request)
             try:
-                is_confirmed = typer.confirm(f"Delete {kind} {name} with all its versions?", err=True)
+                over = f" over base {base['base']}" if base.get("base") else ""
+                is_confirmed = typer.confirm(f"Delete {kind} {name} with all its versions{over}?", err=True)
             except typer.Abort:
                 console().print("Nothing was done. If no person can answer, give --yes.")
                 raise

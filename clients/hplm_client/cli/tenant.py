@@ -138,24 +138,31 @@ def update(
 
 
 @app.command(name="show")
-def show_tenant(name: NameArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Show a tenant's version, domain, scores, and the versions that it can go back to.
+def show_tenant(
+    name: NameArgument,
+    base: Annotated[str | None, typer.Option(help="Base of the version to show. Default: the default base.")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Show a tenant's bases with their versions, a version's domain and scores, and the versions that it can go back to.
 
     Examples:
 
       hplm tenant show acme
 
+      hplm tenant show acme --base mpnet
+
       hplm tenant show acme --json | jq .about.curve
     """
     with open_client(url) as client:
-        tenant = client.show_tenant(name)
+        tenant = client.show_tenant(name, base=base)
     if as_json:
         print_json(tenant)
         return
     _print_summary(tenant)
     for line in (*width_and_baselines(tenant.about), *warning_lines(tenant.about)):
         say(line)
-    print_records(tenant.versions, ("version", "created_s", "scores"), as_json=False)
+    print_records(tenant.versions, ("version", "base", "created_s", "scores"), as_json=False)
 
 
 @app.command(name="list")
@@ -166,7 +173,7 @@ def list_tenants(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """List tenants by name.
+    """List tenants by name, each as its default base serves it.
 
     Examples:
 
@@ -183,13 +190,23 @@ def list_tenants(
 
 @app.command()
 def delete(
-    name: NameArgument, yes: YesOption = False, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL
+    name: NameArgument,
+    base: Annotated[
+        str | None, typer.Option(help="Delete only the versions over this base. Default: all bases.")
+    ] = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Delete a tenant with all its versions. The server stops serving it within a second.
+    """Delete a tenant with all its versions, or only those over one base. The server stops serving it within a second.
 
-    Example: hplm tenant delete acme --yes
+    Examples:
+
+      hplm tenant delete acme --yes
+
+      hplm tenant delete acme --base mpnet
     """
-    delete_confirmed("tenant", name, url, yes=yes, as_json=as_json)
+    delete_confirmed("tenant", name, url, yes=yes, as_json=as_json, base=base)
 
 
 @app.command()
@@ -197,12 +214,14 @@ def rollback(
     name: NameArgument,
     version: Annotated[
         int | None,
-        typer.Option(min=1, help="Version to serve. Default: the most recently served of the lower versions."),
+        typer.Option(min=1, help="Highest version to serve. Default: undo the last publication."),
     ] = None,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Serve another kept version again, within a second. Refused while an update runs; `hplm job cancel` ends the update.
+    """Serve an older kept version again, within a second. Refused while an update runs; `hplm job cancel` ends the update.
+
+    All bases of a tenant go back as one: each serves its newest kept version up to --version.
 
     Examples:
 
@@ -211,8 +230,10 @@ def rollback(
       hplm tenant rollback acme --version 3
     """
     with open_client(url) as client:
-        served = client.rollback_tenant(name, version)
-    print_outcome({"tenant": name, "version": served}, f"tenant {name} is at version {served}", as_json)
+        answer = client.ask("tenant.rollback", tenant=name, version=version)
+    served = {key: answer[key] for key in ("tenant", "version", "bases")}
+    over = f" ({format_value('bases', answer['bases'])})" if len(answer["bases"]) > 1 else ""
+    print_outcome(served, f"tenant {name} is at version {answer['version']}{over}", as_json)
 
 
 def _submit(
@@ -231,7 +252,7 @@ def _submit(
                 say(line)
             for line in width_and_baselines(result):
                 say(line)
-            _print_summary(client.show_tenant(request["tenant"]))
+            _print_summary(client.show_tenant(request["tenant"], base=request.get("base")))
 
 
 def _print_summary(tenant: TenantDetails) -> None:
@@ -242,3 +263,9 @@ def _print_summary(tenant: TenantDetails) -> None:
         task = task_named(task).describe(tenant.about.get("labels", ()))
     summary = ", ".join(filter(None, (task, format_value("scores", tenant.about.get("scores", {})))))
     say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {summary}")
+    if len(tenant.bases) > 1:
+        numbers = (
+            f"{base} {number}" + (" (default)" if base == tenant.default_base else "")
+            for base, number in tenant.bases.items()
+        )
+        say(f"versions over its bases: {', '.join(numbers)}")

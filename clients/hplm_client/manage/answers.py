@@ -56,18 +56,20 @@ class Job(JobEvent):
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a tenant or domain."""
+    """A version of a tenant or domain. `base` is empty for a domain's version, whose base is the domain's."""
 
     version: int
     created_s: float
     scores: dict[str, float] = field(default_factory=dict)
+    base: str = ""
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """A tenant as the server serves it: its version, over one version of a domain of a base.
+    """A tenant as the server serves it over `base`: its version, over one version of a domain.
 
-    texts: 1, or 2 if a request is a pair of texts; None for a version that does not record the number.
+    texts: 1, or 2 if a request is a pair of texts; None for a version that does not record the number. `bases` has the number
+    of the current version over each base of the tenant. A request that names no base gets `default_base`.
     """
 
     name: str
@@ -77,11 +79,13 @@ class Tenant:
     version: int
     created_s: float
     texts: int | None = None
+    default_base: str = ""
+    bases: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TenantDetails(Tenant):
-    """A tenant with its kept versions and with `about`: scores, confusion, training curve, number of examples."""
+    """A tenant with its kept versions over all bases and with `about`: scores, confusion, training curve, examples."""
 
     about: dict[str, Any] = field(default_factory=dict)
     versions: tuple[Version, ...] = ()

@@ -168,24 +168,31 @@ class ManageClient:
             raise InternalError("the server's answer to a dry run has no plan")
         return Plan(float(plan["estimated_s"]), plan)
 
-    def delete_tenant(self, tenant: str) -> None:
-        """Delete a tenant for good; the server stops serving it within a second. Raises UnknownTenantError."""
-        self.ask("tenant.delete", tenant=tenant)
+    def delete_tenant(self, tenant: str, *, base: str | None = None) -> None:
+        """Delete a tenant for good, or only its versions over `base`; the server stops serving it there within a second.
+
+        A tenant goes with its last base. Raises UnknownTenantError.
+        """
+        self.ask("tenant.delete", tenant=tenant, base=base)
 
     def rollback_tenant(self, tenant: str, version: int | None = None) -> int:
-        """Serve another kept version within a second, and return its number.
+        """Go back to another kept version within a second, over all bases of the tenant as one; return the highest number.
 
-        By default this is the most recently served of the lower versions. Raises UnknownVersionError. Raises ConflictError,
-        which names the job, while an update of the tenant runs.
+        Each base then serves its newest kept version up to `version`; a base without such a version no longer has the tenant.
+        By default only the last publication is undone: its base serves the most recently served of its lower versions again.
+        Raises UnknownVersionError. Raises ConflictError, which names the job, while an update of the tenant runs.
         """
         return int(self.ask("tenant.rollback", tenant=tenant, version=version)["version"])
 
-    def show_tenant(self, tenant: str) -> TenantDetails:
-        """Return a tenant. Raises UnknownTenantError."""
-        return parse_answer(TenantDetails, self.ask("tenant.show", tenant=tenant)["tenant"])
+    def show_tenant(self, tenant: str, *, base: str | None = None) -> TenantDetails:
+        """Return a tenant as it is served over `base`, by default over its default base. Raises UnknownTenantError."""
+        return parse_answer(TenantDetails, self.ask("tenant.show", tenant=tenant, base=base)["tenant"])
 
     def list_tenants(self, prefix: str = "", *, after: str = "", limit: int = 100) -> list[Tenant]:
-        """Return at most `limit` tenants, sorted by name, that start with `prefix` and come after the name `after`."""
+        """Return at most `limit` tenants, sorted by name, that start with `prefix` and come after the name `after`.
+
+        Each is listed once, as its default base serves it.
+        """
         tenants = self.ask("tenant.list", prefix=prefix, after=after, limit=limit)["tenants"]
         return [parse_answer(Tenant, tenant) for tenant in tenants]
 

@@ -33,6 +33,8 @@ UNBEGUN_UPLOAD_S = 1_800.0  # age at which an upload without its first chunk exp
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # age at which an unfinished upload expires: its size is reserved
 # Seconds after the end of its lease at which a local job counts as killed, whatever the clock did.
 LOST_LOCAL_JOB_S = 3_600.0
+# Paths under which another artifact may be published later. The path of a version of a domain or tenant is used once.
+PUBLISHED_AGAIN = ("banks/", "bases/", "plots/")
 JOB_S = 30 * 86_400.0  # seconds that the record of a job stays after the job's end
 
 
@@ -100,8 +102,8 @@ def collect(
 
     for path in plan.retired:
         is_new = path in by_path and not is_unchanged(store, by_path[path])
-        # Only a bank's path is ever published again. If that happened after the plan was made, the bank must stay.
-        is_published = path.startswith("banks/") and path not in registry.collectable(now_s - grace_s)
+        # If such a path was published again after the plan was made, its files must stay.
+        is_published = path.startswith(PUBLISHED_AGAIN) and path not in registry.collectable(now_s - grace_s)
         if not is_new and not is_published and try_remove(path, "retired"):
             crash_point("collect.removed")
             registry.forget(path)

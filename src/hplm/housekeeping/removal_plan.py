@@ -9,6 +9,7 @@ An artifact that the registry does not name is one of two things:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -137,7 +138,7 @@ def plan_adoption(cards: Sequence[Card], known: Snapshot, *, root: str = "") -> 
     planner.add_each(of_kind("plot"), planner.add_root)
     planner.add_branches(of_kind("domain"))
     planner.add_each(of_kind("tenant"), planner.add_tenant)
-    # The newest bank comes first: a tenant of several banks is served from it.
+    # The newest bank comes first: a tenant of several banks over one base is served from it.
     planner.add_each(sorted(of_kind("bank"), key=lambda card: -card.made_s), planner.add_bank)
     return planner.plan()
 
@@ -157,7 +158,10 @@ class _Planner:
         self._roots = {
             (domain.base, domain.domain): domain.path for domain in known.domains if domain.parent_id is None
         }
-        self._named = set(known.last_numbers)  # subjects that have a name in the registry or in the plan
+        self._branches = {(domain.base, domain.domain) for domain in known.domains if domain.parent_id is not None}
+        self._last_numbers = known.last_numbers
+        # The highest number that is planned for a tenant over each base.
+        self._numbers: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self._bases: list[BaseRecord] = []
         self._domains: list[NewDomain] = []
         self._tenants: list[NewTenant] = []
@@ -187,12 +191,13 @@ class _Planner:
 
     def add_root(self, card: Card) -> None:
         base, name, path = self._base_of(card), card.entry.parts[1], card.entry.path
-        if (subject := f"domain:{base}/{name}") in self._named:
+        if (base, name) in self._roots or (base, name) in self._branches:
             raise _Unfit(f"domain {name!r} is registered elsewhere")
+        # A root goes with its base. If both come back, the numbers go on.
+        number = 1 + self._last_numbers.get(f"domain:{base}/{name}", 0)
         self._roots[base, name] = path
-        self._named.add(subject)
         self._paths.add(path)
-        self._domains.append(NewDomain(base, name, 1, path, None, card.about or {}))
+        self._domains.append(NewDomain(base, name, number, path, None, card.about or {}))
 
     def add_branches(self, cards: Sequence[Card]) -> None:
         """Add versions of domains, parents before children."""
@@ -212,15 +217,24 @@ class _Planner:
 
     def add_tenant(self, card: Card) -> None:
         name, domain = card.entry.parts[1], self._domain_of(card)
-        self._tenants.append(NewTenant(name, card.entry.number, card.entry.path, domain, card.about or {}))
+        new = NewTenant(name, card.entry.number, card.entry.path, domain, card.about or {})
+        self._add_version(self._base_of(card), new)
+
+    def _add_version(self, base: str, new: NewTenant) -> None:
+        numbers = self._numbers[new.name]
+        numbers[base] = max(new.number, numbers.get(base, 0))
+        self._tenants.append(new)
 
     def add_bank(self, card: Card) -> None:
-        named = self._named | {f"tenant:{tenant.name}" for tenant in self._tenants}
-        new = [name for name in card.members if f"tenant:{name}" not in named]
+        base, numbers = self._base_of(card), self._numbers
+        unknown = [name for name in card.members if f"tenant:{name}" not in self._last_numbers]
+        new = [name for name in unknown if base not in numbers[name]]
         if not new:
             raise _Unfit("all its tenants are registered elsewhere")
         domain = self._domain_of(card)
-        self._tenants += [NewTenant(name, 1, card.entry.path, domain, {}) for name in new]
+        for name in new:
+            number = 1 + max(numbers[name].values(), default=0)
+            self._add_version(base, NewTenant(name, number, card.entry.path, domain, {}))
 
     def _base_of(self, card: Card) -> str:
         """Return the name of the base that an artifact was made over. Raises _Unfit if there is none."""

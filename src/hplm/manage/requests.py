@@ -72,12 +72,15 @@ class FineTune(ManageRequest):
 
 @dataclass(frozen=True)
 class OfTenant(ManageRequest):
+    """A request about a tenant over one base. Without `base`, show means the default base and delete means all bases."""
+
     tenant: str
+    base: str | None = None
 
 
 @dataclass(frozen=True)
 class RollBackTenant(ManageRequest):
-    """A request to serve a kept version again; by default the version with a lower number that was served last."""
+    """A request to serve older versions over all bases of a tenant, up to `version`; by default before its last publication."""
 
     tenant: str
     version: int | None = None

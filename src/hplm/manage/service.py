@@ -102,14 +102,11 @@ class ManageService:
         base, domain = request.base or self._settings.base, request.domain or self._settings.domain
         if kind == "tenant.update":
             with self._naming_its_job(f"tenant:{name}"):
-                record = self._registry.tenant(name)
-            if request.base not in (None, record.base):
-                raise BadManageRequestError(
-                    f"tenant {name!r} is over base {record.base!r}, which an update cannot change"
-                )
+                record = self._registry.tenant(name, request.base)
             base, domain = record.base, request.domain or record.domain
         else:
-            self._check_new("tenant", name, f"tenant:{name}", is_there=self._registry.find_tenant(name) is not None)
+            is_there = self._registry.find_tenant(name, base) is not None
+            self._check_new("tenant", name, f"tenant:{name}", is_there=is_there, base=base)
         if base != self._settings.base:
             # The job would use this manager's `miss` and `reduction_factor`; that base's server may have others.
             raise BadManageRequestError(
@@ -148,7 +145,7 @@ class ManageService:
             parent = known
         else:
             is_there = self._registry.find_domain(base, name) is not None
-            self._check_new("domain", name, f"domain:{base}/{name}", is_there=is_there)
+            self._check_new("domain", name, f"domain:{base}/{name}", is_there=is_there, base=base)
             parent = request.parent or self._root(base)
         self._check_domain(base, parent)
         if request.settings.top_percent == 0 and self._settings.miss == "backoff":
@@ -181,12 +178,12 @@ class ManageService:
         if (waiting := self._registry.count_jobs(self._clock())["queued"]) >= MOST_QUEUED:
             raise QueueFullError(f"{waiting:,} jobs wait already; ask again when some are done (`hplm job list`)")
 
-    def _check_new(self, what: str, name: str, subject: str, *, is_there: bool) -> None:
-        """Raise AlreadyThereError if the tenant or domain exists, or a job is creating it."""
+    def _check_new(self, what: str, name: str, subject: str, *, is_there: bool, base: str) -> None:
+        """Raise AlreadyThereError if the tenant or domain exists over the base, or a job is creating it there."""
         update = f"{what}.update (`hplm {what} update`) makes its next version"
         if is_there:
             raise AlreadyThereError(f"{what} {name!r} exists already: {update}")
-        if (job := self._registry.creating(subject)) is not None:
+        if (job := self._registry.creating(subject, base)) is not None:
             raise AlreadyThereError(f"job {job} creates {what} {name!r} already: when it is done, {update}")
 
     def _check_domain(self, base: str, name: str, *, is_waited_for: bool = False) -> None:
@@ -291,7 +288,7 @@ class ManageService:
     def _delete_tenant(self, request: requests.OfTenant) -> Answer:
         crash_point("delete.before")
         with self._naming_its_job(f"tenant:{request.tenant}"):
-            uploads = self._registry.delete_tenant(request.tenant, self._clock())
+            uploads = self._registry.delete_tenant(request.tenant, self._clock(), base=request.base)
         crash_point("delete.after")
         self._drop_uploads(uploads)
         return {"tenant": request.tenant}
@@ -317,14 +314,18 @@ class ManageService:
     def _roll_back(self, request: requests.RollBackTenant) -> Answer:
         crash_point("rollback.before")
         with self._naming_its_job(f"tenant:{request.tenant}"):
-            version = self._registry.rollback_tenant(request.tenant, request.version)
+            served = self._registry.rollback_tenant(request.tenant, request.version, self._clock())
         crash_point("rollback.after")
-        return {"tenant": request.tenant, "version": version.number}
+        numbers = {base: version.number for base, version in served.items()}
+        return {"tenant": request.tenant, "version": max(numbers.values()), "bases": numbers}
 
     def _show_tenant(self, request: requests.OfTenant) -> Answer:
         with self._naming_its_job(f"tenant:{request.tenant}"):
-            record = self._registry.tenant(request.tenant)
-        versions = [views.version(version) for version in self._registry.tenant_versions(request.tenant)]
+            record = self._registry.tenant(request.tenant, request.base)
+        versions = [
+            {**views.version(version), "base": version.base}
+            for version in self._registry.tenant_versions(request.tenant)
+        ]
         return {"tenant": {**views.tenant(record), "about": record.current.about, "versions": versions}}
 
     def _list_tenants(self, request: requests.ListTenants) -> Answer:

@@ -20,6 +20,7 @@ def job(record: Job) -> dict[str, Any]:
 
 
 def tenant(record: TenantRecord) -> dict[str, Any]:
+    """Return a tenant with its version over `base`, and the numbers of its current versions over all its bases."""
     return {
         "name": record.name,
         "base": record.base,
@@ -28,6 +29,8 @@ def tenant(record: TenantRecord) -> dict[str, Any]:
         "version": record.current.number,
         "texts": record.current.about.get("texts"),
         "created_s": record.current.created_s,
+        "default_base": record.default_base,
+        "bases": dict(record.bases),
     }
 
 

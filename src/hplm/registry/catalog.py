@@ -1,4 +1,4 @@
-"""The served tenants of one base, kept up to date from the registry."""
+"""The served tenants of one base, or all tenants over their default bases, kept up to date from the registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
-from hplm.registry.records import Changes, DomainVersion, ServedTenant
+from hplm.registry.records import Changes, DomainVersion, ServedTenant, WithdrawnTenant
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 
@@ -26,6 +26,8 @@ BLIND_AFTER_S = 3.0
 class Catalog:
     """A dictionary of the served tenants that a thread keeps up to date.
 
+    It holds the tenants of `base`. With `base` None it holds every tenant as its default base serves it.
+
     If the registry cannot be read any more, the known tenants stay served, `failures` grows and the log says why. The
     thread calls `on_forgotten` with versions that can no longer be found. Raises RegistryError on construction. Safe to
     use from several threads.
@@ -34,7 +36,7 @@ class Catalog:
     def __init__(
         self,
         store: Store,
-        base: str,
+        base: str | None,
         *,
         on_forgotten: Callable[[Sequence[ServedTenant]], None] = lambda versions: None,
         clock: Callable[[], float] = time.monotonic,
@@ -132,7 +134,7 @@ class Catalog:
         if 0 < version_id < 2**63:
             with suppress(UnknownVersionError):
                 tenant = self._with_lineage(self._registry.served_version(version_id), self._lineages)
-        if tenant is None or tenant.name != name:
+        if tenant is None or tenant.name != name or self._base not in (None, tenant.base):
             raise UnknownVersionError(f"there is no such version of tenant {name!r}")
         self._replaced[version_id] = self._clock(), tenant
         return tenant
@@ -146,7 +148,11 @@ class Catalog:
         return [*self._published.values(), *(tenant for _, tenant in list(self._replaced.values()))]
 
     def lineage(self, domain: str) -> tuple[str, ...]:
-        """Return the folders of a domain's current version and of the versions above it. Raises UnknownDomainError."""
+        """Return the folders of a domain's current version and of the versions above it. Raises UnknownDomainError.
+
+        Only for the catalog of one base.
+        """
+        assert self._base is not None
         current = self._registry.current_domain(self._base, domain)
         return tuple(version.path for version in self._registry.lineage(current.id))
 
@@ -174,27 +180,25 @@ class Catalog:
         lineages = {} if changes.full else self._lineages
         published = {} if changes.full else dict(self._published)
         replaced = {} if changes.full else self._replaced
-        for name in (*changes.removed, *(tenant.name for tenant in changes.published)):
-            if (before := published.pop(name, None)) is not None:
+        told: tuple[ServedTenant | WithdrawnTenant, ...] = (*changes.withdrawn, *changes.published)
+        for changed in told:
+            before = published.get(changed.name)
+            if before is not None and before.base == changed.base:
+                del published[changed.name]
                 replaced[before.version_id] = now, before
         for tenant in changes.published:
-            # A tenant of another base has another server: here it does not exist.
-            if (own := self._with_lineage(tenant, lineages)) is not None:
-                published[tenant.name] = own
+            if tenant.is_default if self._base is None else tenant.base == self._base:
+                published[tenant.name] = self._with_lineage(tenant, lineages)
         if changes.full:
             self._forgotten += [tenant for tenant in self.retained() if published.get(tenant.name) != tenant]
         self._lineages, self._published, self._replaced = lineages, published, replaced
         self._generation = changes.generation
 
-    def _with_lineage(
-        self, tenant: ServedTenant, lineages: dict[int, tuple[DomainVersion, ...]]
-    ) -> ServedTenant | None:
-        """Return the tenant with its lineage; None if it stands on another base."""
+    def _with_lineage(self, tenant: ServedTenant, lineages: dict[int, tuple[DomainVersion, ...]]) -> ServedTenant:
+        """Return the tenant with its lineage."""
         lineage = lineages.get(tenant.domain_version_id)
         if lineage is None:
             lineage = lineages[tenant.domain_version_id] = tuple(self._registry.lineage(tenant.domain_version_id))
-        if lineage[0].base != self._base:
-            return None
         return replace(tenant, lineage=tuple(version.path for version in lineage))
 
     def _follow(self) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, func, insert, or_, select, update
 
 from hplm.errors import BadManageRequestError, ConflictError, DomainInUseError, UnknownDomainError, UnknownVersionError
 from hplm.registry.database import RegistryPart, bump
-from hplm.registry.jobs import cancel_all, jobs_on_domain
+from hplm.registry.jobs import cancel_all, cancel_all_over, jobs_on_domain
 from hplm.registry.records import BaseRecord, DomainRecord, DomainVersion
-from hplm.registry.schema import bases, domain_versions, domains, tenant_versions, tenants
+from hplm.registry.schema import bases, domain_versions, domains, tenant_bases, tenant_versions
+from hplm.registry.tenant_bases import IS_CURRENT
 from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, number_of, retire
 from hplm.runtime.crash_points import crash_point
 
@@ -27,25 +28,52 @@ class Domains(RegistryPart):
         Raises ConflictError if the base has domains over other weights, which the new weights would not fit.
         """
         with self._database.writing() as connection:
-            known = connection.execute(select(bases).where(bases.c.name == name)).first()
-            if known is None:
-                connection.execute(insert(bases).values(name=name, fingerprint=fingerprint, path=path, created_s=now_s))
-                bump(connection)
-            elif (known.fingerprint, known.path) != (fingerprint, path):
+            base = BaseRecord(name, fingerprint, path)
+            known = {each.name: each for each in kept_bases(connection)}.get(name)
+            if base != known:
                 used = select(domains.c.name).where(domains.c.base == name, domains.c.current_id.is_not(None))
-                if known.fingerprint != fingerprint and (first := connection.scalar(used.limit(1))):
+                first = connection.scalar(used.limit(1))
+                if known is not None and first and known.fingerprint != fingerprint:
                     raise ConflictError(
                         f"base {name!r} is {known.fingerprint} and has domain {first!r}: publish {fingerprint} under "
                         "another name, or delete its domains first"
                     )
-                connection.execute(update(bases).where(bases.c.name == name).values(fingerprint=fingerprint, path=path))
+                register_base(connection, base, now_s)
                 bump(connection)
-        return BaseRecord(name, fingerprint, path)
+        return base
+
+    def bases(self) -> list[BaseRecord]:
+        """List the bases, sorted by name."""
+        with self._database.reading() as connection:
+            return kept_bases(connection)
 
     def base(self, name: str) -> BaseRecord:
         """Return a base. Raises UnknownDomainError if there is none of this name."""
         with self._database.reading() as connection:
             return _base(connection, name)
+
+    def delete_base(self, name: str, now_s: float) -> set[str]:
+        """Delete a base with its domains, and cancel its jobs. Return the uploads to drop with these jobs.
+
+        Versions of tenants that were withdrawn from the base are retired. Raises UnknownDomainError for an unknown base, or
+        ConflictError while tenants are served over it.
+        """
+        over = tenant_bases.c
+        with self._database.writing() as connection:
+            _base(connection, name)
+            served = (over.base == name, over.current_id.is_not(None))
+            count, first = connection.execute(select(func.count(), func.min(over.tenant)).where(*served)).one()
+            if count:
+                raise ConflictError(
+                    f"base {name!r} cannot be deleted: {count:,} tenants stand on it, as {first!r}; delete them over this base "
+                    f"first (`hplm tenant delete {first} --base {name}`)"
+                )
+            retire(connection, tenant_versions, now_s, tenant_versions.c.domain_version_id.in_(versions_of_base(name)))
+            retire(connection, domain_versions, now_s, domain_versions.c.id.in_(versions_of_base(name)))
+            connection.execute(update(domains).where(domains.c.base == name).values(current_id=None))
+            connection.execute(update(bases).where(bases.c.name == name).values(retired_s=now_s))
+            bump(connection)
+            return cancel_all_over(connection, name, now_s)
 
     def next_domain_number(self, base: str, name: str, folder: Folder | None = None) -> int:
         """Give a number for the next version's folder. A number is given once, so a killed build's folder is never reused.
@@ -148,14 +176,20 @@ class Domains(RegistryPart):
             return cancel_all(connection, f"domain:{base}/{name}", now_s)
 
 
-def check_kept(connection: Connection, version_id: int) -> None:
-    """Check that a domain version is kept. Raises UnknownVersionError or ConflictError."""
+def check_kept(connection: Connection, version_id: int) -> DomainVersion:
+    """Return a domain version that is kept. Raises UnknownVersionError or ConflictError."""
     version = _version(connection, version_id)
     retired = select(domain_versions.c.retired_s).where(domain_versions.c.id == version_id)
     if connection.scalar(retired) is not None:
         raise ConflictError(
             f"version {version.number} of domain {version.domain!r} was removed meanwhile: start from its current one"
         )
+    return version
+
+
+def versions_of_base(base: str) -> Select[tuple[int]]:
+    """Return the query for the ids of a base's domain versions."""
+    return select(domain_versions.c.id).join(domains).where(domains.c.base == base)
 
 
 def insert_domain_version(
@@ -179,11 +213,25 @@ def make_current(connection: Connection, row: Row[Any], version_id: int, number:
     connection.execute(update(domains).where(domains.c.id == row.id).values(current_id=version_id, last_number=last))
 
 
+def register_base(connection: Connection, base: BaseRecord, now_s: float) -> None:
+    """Insert a base, or change the row of the base with this name, which may have been deleted."""
+    changed = update(bases).where(bases.c.name == base.name)
+    values = {"fingerprint": base.fingerprint, "path": base.path, "retired_s": None}
+    if not connection.execute(changed.values(**values)).rowcount:
+        connection.execute(insert(bases).values(name=base.name, created_s=now_s, **values))
+
+
+def kept_bases(connection: Connection) -> list[BaseRecord]:
+    """Return the bases that were not deleted, sorted by name."""
+    query = select(bases.c.name, bases.c.fingerprint, bases.c.path).where(bases.c.retired_s.is_(None))
+    return [BaseRecord(*row) for row in connection.execute(query.order_by(bases.c.name))]
+
+
 def _base(connection: Connection, name: str) -> BaseRecord:
-    row = connection.execute(select(bases).where(bases.c.name == name)).first()
-    if row is None:
-        raise UnknownDomainError(f"there is no base {name!r}")
-    return BaseRecord(row.name, row.fingerprint, row.path)
+    for base in kept_bases(connection):
+        if base.name == name:
+            return base
+    raise UnknownDomainError(f"there is no base {name!r}")
 
 
 def domain_row(connection: Connection, base: str, name: str) -> Row[Any]:
@@ -267,10 +315,10 @@ def _users(connection: Connection, base: str, name: str, fallen: list[int]) -> l
         domains.c.current_id.in_(fallen), or_(domains.c.base != base, domains.c.name != name)
     )
     standing = (
-        select(tenants.c.name)
-        .join(tenant_versions, tenant_versions.c.id == tenants.c.current_id)
+        select(tenant_bases.c.tenant)
+        .join(tenant_versions, IS_CURRENT)
         .where(tenant_versions.c.domain_version_id.in_(fallen))
-        .order_by(tenants.c.name)
+        .order_by(tenant_bases.c.tenant)
     )
     found = {
         "tenants": connection.scalars(standing).all(),

@@ -95,14 +95,19 @@ class Jobs(RegistryPart):
         with self._database.reading() as connection:
             return _job(connection, job_id)
 
-    def creating(self, subject: str) -> str | None:
-        """Return the id of an unfinished job that creates the tenant or domain of this subject; None if there is none."""
+    def creating(self, subject: str, base: str | None = None) -> str | None:
+        """Return the id of an unfinished job that creates the tenant or domain of this subject; None if there is none.
+
+        With `base`, only a job over that base counts.
+        """
         wanted = (
             jobs.c.subject == subject,
             jobs.c.kind.in_(("tenant.create", "domain.create")),
             jobs.c.state.in_(UNFINISHED),
         )
         query = select(jobs.c.id).where(*wanted, jobs.c.cancel_requested.is_(False)).order_by(jobs.c.seq).limit(1)
+        if base is not None:
+            query = query.where(_is_over(base))
         with self._database.reading() as connection:
             return connection.scalar(query)
 
@@ -266,13 +271,29 @@ def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]
     return {name for request in requests for name in (request.get("domain"), request.get("parent")) if name is not None}
 
 
-def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
+def cancel_all(connection: Connection, subject: str, now_s: float, *, base: str | None = None) -> set[str]:
     """Cancel the unfinished jobs of a deleted subject, because an update would fail with a conflict hours later.
 
-    Returns the uploads to drop with the jobs that ended.
+    With `base`, only the jobs over that base. Returns the uploads to drop with the jobs that ended.
     """
+    over_base = () if base is None else (_is_over(base),)
+    return _cancel(connection, now_s, jobs.c.subject == subject, *over_base)
+
+
+def cancel_all_over(connection: Connection, base: str, now_s: float) -> set[str]:
+    """Cancel the unfinished jobs over a deleted base as `cancel_all` does."""
+    return _cancel(connection, now_s, _is_over(base))
+
+
+def _is_over(base: str) -> ColumnElement[bool]:
+    """Return the condition that a job's request names the base."""
+    return jobs.c.request["base"].as_string() == base
+
+
+def _cancel(connection: Connection, now_s: float, *which: ColumnElement[bool]) -> set[str]:
+    """Cancel the unfinished jobs that meet the conditions; return the uploads to drop with the jobs that ended."""
     dropped: set[str] = set()
-    for job in _jobs(connection, jobs.c.subject == subject, jobs.c.state.in_(UNFINISHED)):
+    for job in _jobs(connection, *which, jobs.c.state.in_(UNFINISHED)):
         if job.state == "running":
             _set(connection, job.id, cancel_requested=True)
         else:
@@ -282,14 +303,14 @@ def cancel_all(connection: Connection, subject: str, now_s: float) -> set[str]:
 
 
 def move_queued_updates(connection: Connection, subject: str, domain_version_id: int) -> None:
-    """Move a tenant's queued updates that name no domain to the domain that the tenant stands on now.
+    """Move a tenant's queued updates that name no domain to the domain that the tenant stands on now over the same base.
 
     They then wait for jobs of that domain, and retention keeps the domain's versions for them.
     """
-    of_version = select(domains.c.name).join(domain_versions).where(domain_versions.c.id == domain_version_id)
-    name = connection.scalar(of_version)
-    stays = jobs.c.request["stays"].as_boolean().is_(true())
-    for job in _jobs(connection, jobs.c.subject == subject, jobs.c.state == "queued", stays):
+    of_version = select(domains.c.base, domains.c.name).join(domain_versions)
+    base, name = connection.execute(of_version.where(domain_versions.c.id == domain_version_id)).one()
+    stays = (_is_over(base), jobs.c.request["stays"].as_boolean().is_(true()))
+    for job in _jobs(connection, jobs.c.subject == subject, jobs.c.state == "queued", *stays):
         _set(connection, job.id, request={**job.request, "domain": name})
 
 

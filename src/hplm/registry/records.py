@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -45,10 +45,14 @@ class DomainVersion:
 
 @dataclass(frozen=True)
 class TenantVersion:
-    """One immutable version of a tenant, tied to one domain version. `about` says how it was made: scores, curve and so on."""
+    """One immutable version of a tenant, tied to one domain version of `base`.
+
+    `number` counts the tenant's versions over all bases. `about` says how it was made: scores, curve and so on.
+    """
 
     id: int
     tenant: str
+    base: str
     number: int
     domain_version_id: int
     path: str
@@ -58,13 +62,18 @@ class TenantVersion:
 
 @dataclass(frozen=True)
 class TenantRecord:
-    """A tenant and its current version, which is served."""
+    """A tenant and its current version over `base`, which is served there.
+
+    `bases` has the number of the current version over each base of the tenant, sorted by base. `default_base` is one of them.
+    """
 
     name: str
     base: str
     current: TenantVersion
     domain: str
     domain_number: int
+    default_base: str
+    bases: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,7 @@ class Upload:
 class ServedTenant:
     """A tenant version with all that serving needs to load it. A `version_id` is never used twice in one registry.
 
+    `is_default`: `base` is the tenant's default. Another default makes no other version, so it does not count in comparisons.
     `lineage`: the folders of its domain version and of the versions above; the catalog fills it in.
     """
 
@@ -118,16 +128,29 @@ class ServedTenant:
     number: int
     path: str
     domain_version_id: int
+    base: str
+    is_default: bool = field(default=True, compare=False)
     lineage: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
+class WithdrawnTenant:
+    """A tenant that is no longer served over a base."""
+
+    name: str
+    base: str
+
+
+@dataclass(frozen=True)
 class Changes:
-    """The changes up to `generation`. If `full`, `published` is everything that exists."""
+    """The changes up to `generation`. If `full`, `published` is everything that exists.
+
+    A tenant that changed over one base is told over all its bases.
+    """
 
     generation: int
     published: tuple[ServedTenant, ...]
-    removed: tuple[str, ...]
+    withdrawn: tuple[WithdrawnTenant, ...]
     full: bool
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import and_, delete, func, select, update
 
 from hplm.registry.database import RegistryPart
 from hplm.registry.jobs import domains_in_work
-from hplm.registry.schema import domain_versions, domains, tenant_versions, tenants
+from hplm.registry.schema import bases, domain_versions, domains, tenant_bases, tenant_versions
 from hplm.registry.versions import retire
 
 
@@ -16,9 +16,9 @@ class Retention(RegistryPart):
     def retire(self, keep: int, now_s: float, *, base: str, by_job: str = "") -> int:
         """Retire old versions of a base's tenants and domains; return how many.
 
-        `keep` versions of each tenant stay: those that were served last, so that a version that was rolled back to
-        outlives newer ones. Of each domain the `keep` newest stay. Other bases are left alone, because their servers may
-        keep more. A domain version also stays while a kept tenant version is tied to it, a kept domain version stands on
+        `keep` versions of each tenant over the base stay: those that were served last, so that a version that was rolled
+        back to outlives newer ones. Of each domain the `keep` newest stay. Other bases are left alone, because their servers
+        may keep more. A domain version also stays while a kept tenant version is tied to it, a kept domain version stands on
         it, or a job runs over its domain; `by_job` does not count, because it has published already.
         """
         assert keep >= 1
@@ -27,10 +27,11 @@ class Retention(RegistryPart):
             last = (v.served.desc(), v.number.desc())
             age = func.row_number().over(partition_by=v.tenant, order_by=last).label("age")
             aged = (
-                select(v.id, tenants.c.current_id, age)
-                .join(tenants)
+                select(v.id, tenant_bases.c.current_id, age)
+                .select_from(tenant_versions)
                 .join(domain_versions)
                 .join(domains)
+                .outerjoin(tenant_bases, and_(tenant_bases.c.tenant == v.tenant, tenant_bases.c.base == domains.c.base))
                 .where(v.retired_s.is_(None), domains.c.base == base)
                 .subquery()
             )
@@ -56,7 +57,7 @@ class Retention(RegistryPart):
             return retired + retire(connection, domain_versions, now_s, d.id.in_(old_domains))
 
     def collectable(self, before_s: float) -> list[str]:
-        """List the paths of versions retired before `before_s` that no kept version uses; children before parents."""
+        """List the paths of versions and bases retired before `before_s` that nothing kept uses; children before parents."""
         v, d = tenant_versions.c, domain_versions.c
         kept = select(v.path).where(v.retired_s.is_(None)).distinct()
         with self._database.reading() as connection:
@@ -64,12 +65,21 @@ class Retention(RegistryPart):
                 select(v.path).where(v.retired_s.is_not(None)).group_by(v.path).having(func.max(v.retired_s) < before_s)
             )
             of_domains = connection.scalars(select(d.path).where(d.retired_s < before_s).order_by(d.id.desc()))
-            paths = dict.fromkeys([*sorted(of_tenants), *of_domains])
-            in_use = {*connection.scalars(kept), *connection.scalars(select(d.path).where(d.retired_s.is_(None)))}
+            old_bases = (bases.c.retired_s < before_s, bases.c.path != "")
+            of_bases = connection.scalars(select(bases.c.path).where(*old_bases).order_by(bases.c.name))
+            paths = dict.fromkeys([*sorted(of_tenants), *of_domains, *of_bases])
+            in_use = {
+                *connection.scalars(kept),
+                *connection.scalars(select(d.path).where(d.retired_s.is_(None))),
+                *connection.scalars(select(bases.c.path).where(bases.c.retired_s.is_(None))),
+            }
             return [path for path in paths if path not in in_use]
 
     def forget(self, path: str) -> None:
-        """Delete the rows of retired versions whose files at `path` are gone. A parent's row stays as long as its child's."""
+        """Delete the rows of retired versions whose files at `path` are gone. A parent's row stays as long as its child's.
+
+        The row of a deleted base stays without its path.
+        """
         v, d = tenant_versions.c, domain_versions.c
         with self._database.writing() as connection:
             connection.execute(delete(tenant_versions).where(v.path == path, v.retired_s.is_not(None)))
@@ -82,3 +92,5 @@ class Retention(RegistryPart):
                     ~select(child.c.id).where(child.c.parent_id == d.id).exists(),
                 )
             )
+            gone = update(bases).where(bases.c.path == path, bases.c.retired_s.is_not(None))
+            connection.execute(gone.values(path=""))

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 # The newest migration. Its number before the dot is the format of stores: an older registry is built anew, not migrated.
-HEAD = "2.0001"
+HEAD = "2.0002"
 
 # Both databases compare names byte by byte: listings page through names, and a prefix is a range of names.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
@@ -42,6 +42,7 @@ state = Table(
     Column("floor", BigInteger, nullable=False),
 )
 
+# A base with `retired_s` was deleted. Its row stays, because its domains' rows name it. Without files its `path` is empty.
 bases = Table(
     "bases",
     metadata,
@@ -49,6 +50,7 @@ bases = Table(
     Column("fingerprint", Text, nullable=False),
     Column("path", Text, nullable=False),
     Column("created_s", Double, nullable=False),
+    Column("retired_s", Double),
 )
 
 # `current_id` has no foreign key, because two tables that name each other cannot be created in one order on both databases.
@@ -81,18 +83,29 @@ domain_versions = Table(
     sqlite_autoincrement=True,
 )
 
-# As for domains, a tenant whose `current_id` is null does not exist (any more). `generation` is that of its last change. A
-# version's `served` is the generation in which it last became current.
+# A tenant without a `default_base` does not exist (any more). As for domains, its row stays. `generation` is that of its last
+# change over any base. Its numbers count its versions over all bases.
 tenants = Table(
     "tenants",
     metadata,
     Column("name", Name, primary_key=True),
-    Column("current_id", BigInteger),
     Column("last_number", Integer, nullable=False),
     Column("generation", BigInteger, nullable=False),
+    Column("default_base", Name),
     Index("tenants_by_generation", "generation"),
 )
 
+# The version that is served of a tenant over a base. If `current_id` is null, the tenant was withdrawn from the base; its row
+# stays, so that serving hears of the withdrawal.
+tenant_bases = Table(
+    "tenant_bases",
+    metadata,
+    Column("tenant", Name, ForeignKey("tenants.name"), primary_key=True),
+    Column("base", Name, ForeignKey("bases.name"), primary_key=True),
+    Column("current_id", BigInteger),
+)
+
+# A version belongs to the base of its domain version. `served` is the generation in which it last became current.
 tenant_versions = Table(
     "tenant_versions",
     metadata,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, Select, and_, select
 
 from hplm.errors import UnknownVersionError
 from hplm.registry.database import RegistryPart
-from hplm.registry.records import Changes, ServedTenant
-from hplm.registry.schema import state, tenant_versions, tenants
+from hplm.registry.records import Changes, ServedTenant, WithdrawnTenant
+from hplm.registry.schema import domain_versions, domains, state, tenant_bases, tenant_versions, tenants
 
 
 class Serving(RegistryPart):
@@ -21,7 +21,10 @@ class Serving(RegistryPart):
             return connection.execute(select(state.c.generation)).scalar_one()
 
     def changes_since(self, generation: int) -> Changes:
-        """Return what changed after `generation`, or everything if it is 0 or belongs to another registry."""
+        """Return what changed after `generation`, or everything if it is 0 or belongs to another registry.
+
+        The changes are those of all bases.
+        """
         with self._database.reading() as connection:
             now, floor = connection.execute(select(state.c.generation, state.c.floor)).one()
             full = not floor <= generation <= now
@@ -29,14 +32,21 @@ class Serving(RegistryPart):
         return Changes(
             generation=now,
             published=tuple(ServedTenant(*row) for row in rows if row.id is not None),
-            removed=() if full else tuple(row.name for row in rows if row.id is None),
+            withdrawn=() if full else tuple(WithdrawnTenant(row.name, row.base) for row in rows if row.id is None),
             full=full,
         )
 
     def served_version(self, version_id: int) -> ServedTenant:
         """Return a version by its id, current or not, while its files may exist. Raises UnknownVersionError."""
         v = tenant_versions.c
-        query = select(v.tenant, v.id, v.number, v.path, v.domain_version_id).where(v.id == version_id)
+        query = (
+            select(v.tenant, v.id, v.number, v.path, v.domain_version_id, domains.c.base, _is_default(domains.c.base))
+            .select_from(tenant_versions)
+            .join(tenants)
+            .join(domain_versions)
+            .join(domains)
+            .where(v.id == version_id)
+        )
         with self._database.reading() as connection:
             row = connection.execute(query).first()
         if row is None:
@@ -46,11 +56,17 @@ class Serving(RegistryPart):
 
 def changed_since(generation: int) -> Select[Any]:
     """Return the query of `changes_since`. It follows the index of generations, so its time does not grow with tenants."""
-    v = tenant_versions.c
+    v, over = tenant_versions.c, tenant_bases.c
     return (
-        select(tenants.c.name, v.id, v.number, v.path, v.domain_version_id)
+        select(tenants.c.name, v.id, v.number, v.path, v.domain_version_id, over.base, _is_default(over.base))
         .select_from(tenants)
-        .outerjoin(tenant_versions, v.id == tenants.c.current_id)
+        .join(tenant_bases)
+        .outerjoin(tenant_versions, v.id == over.current_id)
         .where(tenants.c.generation > generation)
-        .order_by(tenants.c.generation, tenants.c.name)
+        .order_by(tenants.c.generation, tenants.c.name, over.base)
     )
+
+
+def _is_default(base: ColumnElement[str]) -> ColumnElement[bool]:
+    """Return whether a base is the tenant's default; False for a tenant that was deleted."""
+    return and_(tenants.c.default_base.is_not(None), tenants.c.default_base == base).label("is_default")

@@ -1,4 +1,7 @@
-"""The part of the registry that holds tenants and their versions."""
+"""The part of the registry that holds tenants and their versions.
+
+A tenant has versions over one base or several. Its numbers count all of them, and each base serves one version.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,26 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, or_, select, update
 
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
 from hplm.registry.database import IN_ONE_QUERY, RegistryPart, bump
-from hplm.registry.domains import check_kept
+from hplm.registry.domains import check_kept, versions_of_base
 from hplm.registry.jobs import at_work_on, cancel_all, move_queued_updates, unfinished_subjects
 from hplm.registry.records import TenantRecord, TenantVersion
-from hplm.registry.schema import domain_versions, domains, tenant_versions, tenants
+from hplm.registry.schema import domain_versions, domains, tenant_bases, tenant_versions, tenants
+from hplm.registry.tenant_bases import (
+    IS_CURRENT,
+    current_numbers,
+    numbers_by_tenant,
+    serve,
+    settle_defaults,
+    state_at,
+    state_before,
+    withdraw,
+)
 from hplm.registry.uploads import expire_uploads
-from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, number_of, retire
+from hplm.registry.versions import Folder, check_expected, check_free, check_unpublished, retire
 from hplm.runtime.crash_points import crash_point
 
 AFTER_EVERY_NAME = "\x7f"  # names are plain ASCII below it
@@ -52,25 +65,31 @@ class Tenants(RegistryPart):
         number: int,
         expected: int | None,
     ) -> TenantVersion:
-        """Publish a new tenant or a tenant's next version, which is served from now on.
+        """Publish a tenant's next version, which is served from now on over the base of its domain version.
 
-        `expected` is the current number that the caller started from, None for a new tenant. Raises ConflictError if
-        another version was published meanwhile or the domain version is gone.
+        `expected` is the current number over that base that the caller started from, None if the tenant has none there. The
+        first base of a tenant becomes its default. Other bases of the tenant serve what they served before. Raises
+        ConflictError if another version was published meanwhile or the domain version is gone.
         """
         with self._database.writing() as connection:
-            check_kept(connection, domain_version_id)
+            base = check_kept(connection, domain_version_id).base
             row = _row(connection, name)
-            what, own = f"tenant {name!r}", tenant_versions.c.tenant == name
-            check_expected(what, number_of(connection, tenant_versions, row.current_id), expected)
-            check_unpublished(connection, what, tenant_versions, own, number)
+            own = tenant_versions.c.tenant == name
+            numbers = numbers_by_tenant(connection, tenant_bases.c.tenant == name).get(name, {})
+            check_expected(f"tenant {name!r} over base {base!r}", numbers.get(base), expected)
+            check_unpublished(connection, f"tenant {name!r}", tenant_versions, own, number)
             values = version_values(name, number, domain_version_id, path, now_s, about)
             version_id = connection.execute(
                 insert(tenant_versions).values(values).returning(tenant_versions.c.id)
             ).scalar_one()
-            _serve(connection, name, version_id, last_number=max(row.last_number, number))
+            counted = update(tenants).where(tenants.c.name == name)
+            connection.execute(counted.values(last_number=max(row.last_number, number)))
+            generation = bump(connection)
+            serve(connection, base, {name: version_id}, generation)
+            settle_defaults(connection, generation)
             move_queued_updates(connection, f"tenant:{name}", domain_version_id)
             crash_point("publish.committing")
-        return TenantVersion(version_id, **values)
+        return TenantVersion(version_id, base=base, **values)
 
     def publish_tenants(
         self,
@@ -84,149 +103,181 @@ class Tenants(RegistryPart):
     ) -> int:
         """Publish many tenants in one transaction, all in the bank at `path`; return their number. `about` is by name.
 
-        Each tenant gets a next version, which is served. Its older versions at `path` are retired, because those files
-        were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as they are, except tenants that
-        are served from banks at `instead_of`: these are deleted, and all versions in these banks are retired.
+        Each tenant gets a next version, which is served over the base of the domain version. Its older versions at `path`
+        are retired, because those files were replaced; versions elsewhere are kept. Tenants that are not in `names` stay as
+        they are, except tenants that are served from banks at `instead_of`: the base no longer has these tenants, and all
+        versions in these banks are retired.
         """
         listed = sorted(set(names))
         with self._database.writing() as connection:
-            check_kept(connection, domain_version_id)
+            domain = check_kept(connection, domain_version_id)
             generation = bump(connection)
             rest = iter(listed)
             while part := list(islice(rest, IN_ONE_QUERY)):
-                _publish_part(connection, part, domain_version_id, path, now_s, generation, about or {})
-            serve_newest(connection, generation)
-            _replace(connection, instead_of, now_s, generation)
+                ids = _publish_part(connection, part, domain_version_id, path, now_s, about or {})
+                serve(connection, domain.base, ids, generation)
+            _replace(connection, domain.base, instead_of, now_s, generation)
+            settle_defaults(connection, generation)
         return len(listed)
 
-    def tenant(self, name: str) -> TenantRecord:
-        """Return a tenant. Raises UnknownTenantError."""
-        found = self.find_tenant(name)
+    def tenant(self, name: str, base: str | None = None) -> TenantRecord:
+        """Return a tenant as `find_tenant` does. Raises UnknownTenantError."""
+        found = self.find_tenant(name, base)
         if found is None:
-            raise UnknownTenantError(f"there is no tenant {name!r}")
+            raise UnknownTenantError(f"there is no tenant {name!r}" + (f" over base {base!r}" if base else ""))
         return found
 
-    def find_tenant(self, name: str) -> TenantRecord | None:
-        """Return a tenant, None if there is none of this name."""
+    def find_tenant(self, name: str, base: str | None = None) -> TenantRecord | None:
+        """Return a tenant with its current version over `base`, by default its default base; None if there is none."""
         with self._database.reading() as connection:
-            query = _records().add_columns(tenant_versions.c.about).where(tenants.c.name == name)
-            row = connection.execute(query).first()
-        return None if row is None else _record(row[:-1], row.about)
+            query = _records(tenants.c.default_base if base is None else base)
+            row = connection.execute(query.add_columns(tenant_versions.c.about).where(tenants.c.name == name)).first()
+            if row is None:
+                return None
+            return _record(row[:-1], row.about, current_numbers(connection, name))
 
     def tenant_versions(self, name: str) -> list[TenantVersion]:
-        """List the kept versions of a tenant, oldest first. Raises UnknownTenantError."""
+        """List the kept versions of a tenant over all bases, oldest first. Raises UnknownTenantError."""
         with self._database.reading() as connection:
-            _current_id(connection, name)
-            query = _versions().where(tenant_versions.c.tenant == name, tenant_versions.c.retired_s.is_(None))
-            return [TenantVersion(*row) for row in connection.execute(query.order_by(tenant_versions.c.number))]
+            current_numbers(connection, name)
+            return _kept(connection, name, tenant_versions.c.number)
 
     def tenants(self, *, prefix: str = "", after: str = "", limit: int = 100) -> list[TenantRecord]:
         """Return the tenants whose names start with `prefix` and come after `after`, sorted by name, at most `limit`.
 
-        Of a version's `about` only `texts` is read, because the `about` of a thousand versions may be a quarter of a gigabyte.
+        Each has its version over its default base. Of a version's `about` only `texts` is read, because the `about` of a
+        thousand versions may be a quarter of a gigabyte.
         """
         query = listing(prefix, after, limit).add_columns(tenant_versions.c.about["texts"].as_integer())
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-        return [_record(row[:-1], {} if row[-1] is None else {"texts": row[-1]}) for row in rows]
+            if not rows:
+                return []
+            of = tenant_bases.c.tenant
+            numbers = numbers_by_tenant(connection, of >= rows[0].tenant, of <= rows[-1].tenant)
+        return [_record(row[:-1], {} if row[-1] is None else {"texts": row[-1]}, numbers[row.tenant]) for row in rows]
 
     def tenant_count(self) -> int:
         with self._database.reading() as connection:
-            return connection.execute(select(func.count(tenants.c.current_id))).scalar_one()
+            return connection.execute(select(func.count(tenants.c.default_base))).scalar_one()
 
     def tenants_by_domain(self) -> dict[tuple[str, str], int]:
-        """Count the tenants of each domain, by `(base, name)`. Domains without tenants are left out."""
+        """Count the tenants of each domain, by `(base, name)`. Domains without tenants are left out.
+
+        A tenant over several bases counts over each.
+        """
         query = (
             select(domains.c.base, domains.c.name, func.count())
             .join(domain_versions)
             .join(tenant_versions)
-            .join(tenants, tenants.c.current_id == tenant_versions.c.id)
+            .join(tenant_bases, IS_CURRENT)
             .group_by(domains.c.base, domains.c.name)
         )
         with self._database.reading() as connection:
             return {(row[0], row[1]): row[2] for row in connection.execute(query)}
 
-    def rollback_tenant(self, name: str, number: int | None) -> TenantVersion:
-        """Serve another kept version; `number` None is the version with a lower number that was served last.
+    def rollback_tenant(self, name: str, number: int | None, now_s: float) -> dict[str, TenantVersion]:
+        """Roll back all bases of a tenant as one; return the version that is served now over each base.
+
+        To `number`, each base serves its newest kept version up to that number. With `number` None the tenant goes back to
+        the state before its last publication: the version with a lower number over the same base that was served last. The
+        tenant leaves a base that has no such version, and its jobs over that base are cancelled.
 
         Raises UnknownTenantError, UnknownVersionError, or ConflictError if an update is running: it started from the
         current version, and could not publish after a rollback.
         """
-        versions = tenant_versions.c
+        subject = f"tenant:{name}"
         with self._database.writing() as connection:
-            current = number_of(connection, tenant_versions, _current_id(connection, name))
-            query = _versions().where(versions.tenant == name, versions.retired_s.is_(None))
-            wanted = versions.number == number if number is not None else versions.number < current
-            last = (versions.served.desc(), versions.number.desc())
-            row = connection.execute(query.where(wanted).order_by(*last).limit(1)).first()
-            if row is None:
-                kept = connection.execute(query.order_by(versions.number)).all()
+            current = current_numbers(connection, name)
+            kept = _kept(connection, name, tenant_versions.c.served, tenant_versions.c.number)
+            state = state_before(current, kept) if number is None else state_at(number, kept)
+            if state is None:
                 raise UnknownVersionError(
-                    f"tenant {name!r} is at version {current} and has no "
+                    f"tenant {name!r} is at version {max(current.values())} and has no "
                     + (f"version {number}" if number is not None else "earlier one")
-                    + f"; kept are {', '.join(str(one.number) for one in kept)}"
+                    + f"; kept are {', '.join(map(str, sorted(version.number for version in kept)))}"
                 )
-            if (job := at_work_on(connection, f"tenant:{name}")) is not None:
+            if (job := at_work_on(connection, subject)) is not None:
                 raise ConflictError(
-                    f"job {job} is updating tenant {name!r} from version {current}, and could not publish after a roll back: "
-                    "wait for it, or cancel it first"
+                    f"job {job} is updating tenant {name!r} from version {max(current.values())}, and could not publish after "
+                    "a roll back: wait for it, or cancel it first"
                 )
-            _serve(connection, name, row.id)
-            move_queued_updates(connection, f"tenant:{name}", row.domain_version_id)
-            return TenantVersion(*row)
+            generation = bump(connection)
+            served = {version.base: version for version in kept if version.number == state.get(version.base)}
+            for base, version in served.items():
+                serve(connection, base, {name: version.id}, generation)
+                move_queued_updates(connection, subject, version.domain_version_id)
+            if left := current.keys() - served.keys():
+                withdraw(connection, name, left, generation)
+                for base in left:
+                    expire_uploads(connection, cancel_all(connection, subject, now_s, base=base))
+            settle_defaults(connection, generation)
+            return dict(sorted(served.items()))
 
-    def delete_tenant(self, name: str, now_s: float) -> set[str]:
-        """Delete a tenant: retire its versions and cancel its jobs. Return the uploads to drop with these jobs.
+    def delete_tenant(self, name: str, now_s: float, *, base: str | None = None) -> set[str]:
+        """Delete a tenant, or only its versions over `base`, and cancel their jobs. Return the uploads to drop with the jobs.
 
-        Raises UnknownTenantError.
+        A tenant goes with its last base. Raises UnknownTenantError.
         """
         with self._database.writing() as connection:
-            _current_id(connection, name)
-            retire(connection, tenant_versions, now_s, tenant_versions.c.tenant == name)
-            _serve(connection, name, None)
-            return cancel_all(connection, f"tenant:{name}", now_s)
+            bases = set(current_numbers(connection, name))
+            if base is not None and base not in bases:
+                raise UnknownTenantError(f"there is no tenant {name!r} over base {base!r}")
+            which = [tenant_versions.c.tenant == name]
+            if base is not None and bases != {base}:
+                bases = {base}
+                which.append(tenant_versions.c.domain_version_id.in_(versions_of_base(base)))
+            else:
+                base = None  # jobs over any base go with the tenant
+            retire(connection, tenant_versions, now_s, *which)
+            generation = bump(connection)
+            withdraw(connection, name, bases, generation)
+            settle_defaults(connection, generation)
+            return cancel_all(connection, f"tenant:{name}", now_s, base=base)
 
 
 def listing(prefix: str, after: str, limit: int) -> Select[Any]:
     """Return the query of `tenants`. It follows the index of names, so its time does not grow with tenants."""
-    query = _records().where(tenants.c.name > after)
+    query = _records(tenants.c.default_base).where(tenants.c.name > after)
     if prefix:
         query = query.where(tenants.c.name >= prefix, tenants.c.name < prefix + AFTER_EVERY_NAME)
     return query.order_by(tenants.c.name).limit(limit)
 
 
-def _records() -> Select[Any]:
-    """Return the query for rows of `_record`, of tenants that exist, without `about`."""
+def _records(base: ColumnElement[str | None] | str) -> Select[Any]:
+    """Return the query for rows of `_record`, of tenants that exist over `base`, without `about`."""
     v = tenant_versions.c
     return (
         select(
-            *(v.id, v.tenant, v.number, v.domain_version_id, v.path, v.created_s),
-            *(domains.c.base, domains.c.name, domain_versions.c.number.label("domain_number")),
+            *(v.id, v.tenant, domains.c.base, v.number, v.domain_version_id, v.path, v.created_s),
+            *(domains.c.name, domain_versions.c.number.label("domain_number"), tenants.c.default_base),
         )
         .select_from(tenants)
-        .join(tenant_versions, v.id == tenants.c.current_id)
+        .join(tenant_bases, and_(tenant_bases.c.tenant == tenants.c.name, tenant_bases.c.base == base))
+        .join(tenant_versions, v.id == tenant_bases.c.current_id)
         .join(domain_versions)
         .join(domains)
     )
 
 
-def _record(row: Any, about: dict[str, Any]) -> TenantRecord:
-    version = TenantVersion(*(*row[:6], about))
-    base, domain, number = row[6:]
-    return TenantRecord(version.tenant, base, version, domain, number)
+def _record(row: Any, about: dict[str, Any], numbers: dict[str, int]) -> TenantRecord:
+    version = TenantVersion(*(*row[:7], about))
+    domain, domain_number, default_base = row[7:]
+    return TenantRecord(version.tenant, version.base, version, domain, domain_number, default_base, numbers)
 
 
-def _versions() -> Select[Any]:
-    """Return the query for rows of TenantVersion."""
+def _kept(connection: Connection, name: str, *order: ColumnElement[int]) -> list[TenantVersion]:
+    """Return the kept versions of a tenant in an order."""
     v = tenant_versions.c
-    return select(v.id, v.tenant, v.number, v.domain_version_id, v.path, v.created_s, v.about)
-
-
-def _current_id(connection: Connection, name: str) -> int:
-    found = connection.scalar(select(tenants.c.current_id).where(tenants.c.name == name))
-    if found is None:
-        raise UnknownTenantError(f"there is no tenant {name!r}")
-    return found
+    query = (
+        select(v.id, v.tenant, domains.c.base, v.number, v.domain_version_id, v.path, v.created_s, v.about)
+        .select_from(tenant_versions)
+        .join(domain_versions)
+        .join(domains)
+        .where(v.tenant == name, v.retired_s.is_(None))
+        .order_by(*order)
+    )
+    return [TenantVersion(*row) for row in connection.execute(query)]
 
 
 def _row(connection: Connection, name: str) -> Row[Any]:
@@ -248,62 +299,42 @@ def version_values(
     return {**of_version, "path": path, "created_s": now_s, "about": about}
 
 
-def _serve(connection: Connection, name: str, version_id: int | None, **also: int) -> None:
-    """Make a version current, and increase the generation so that serving sees it."""
-    generation = bump(connection)
-    connection.execute(
-        update(tenants).where(tenants.c.name == name).values(current_id=version_id, generation=generation, **also)
-    )
-    connection.execute(update(tenant_versions).where(tenant_versions.c.id == version_id).values(served=generation))
-
-
 def _publish_part(
     connection: Connection,
     names: list[str],
     domain_version_id: int,
     path: str,
     now_s: float,
-    generation: int,
     about: Mapping[str, dict[str, Any]],
-) -> None:
-    """Insert rows of tenants and versions for `names`. The caller sets `current_id` for all parts together."""
+) -> dict[str, int]:
+    """Insert rows of tenants and versions for `names`; return the ids of the versions by name."""
     query = select(tenants.c.name, tenants.c.last_number).where(tenants.c.name.in_(names)).order_by(tenants.c.name)
     new = set(names) - set(connection.scalars(query))
     if new:
         connection.execute(insert(tenants), [{"name": name, "last_number": 0, "generation": 0} for name in new])
-    connection.execute(
-        update(tenants)
-        .where(tenants.c.name.in_(names))
-        .values(last_number=tenants.c.last_number + 1, generation=generation)
-    )
+    connection.execute(update(tenants).where(tenants.c.name.in_(names)).values(last_number=tenants.c.last_number + 1))
     v = tenant_versions.c
     retire(connection, tenant_versions, now_s, v.tenant.in_(names), v.path == path)
     rows = [
         version_values(name, number, domain_version_id, path, now_s, about.get(name, {}))
         for name, number in connection.execute(query)
     ]
-    connection.execute(insert(tenant_versions), rows)
+    made = connection.execute(insert(tenant_versions).returning(v.tenant, v.id), rows)
+    return {name: version_id for name, version_id in made}
 
 
-def _replace(connection: Connection, paths: Collection[str], now_s: float, generation: int) -> None:
-    """Delete the tenants that are served from banks at `paths`, and retire every version in these banks."""
-    v = tenant_versions.c
-    served = (tenants.c.current_id == v.id, v.path.in_(paths))
-    gone = set(connection.scalars(select(tenants.c.name).where(*served)))
+def _replace(connection: Connection, base: str, paths: Collection[str], now_s: float, generation: int) -> None:
+    """Withdraw the tenants that `base` serves from banks at `paths`, and retire every version in these banks."""
+    v, over = tenant_versions.c, tenant_bases.c
+    at_paths = (over.base == base, v.path.in_(paths))
+    served = select(over.tenant).join(tenant_versions, IS_CURRENT).where(*at_paths).correlate(None)
+    gone = set(connection.scalars(served))
     for subject in unfinished_subjects(connection) & {f"tenant:{name}" for name in gone}:
-        expire_uploads(connection, cancel_all(connection, subject, now_s))
-    of_gone = v.tenant.in_(select(tenants.c.name).where(*served).correlate(None))
+        expire_uploads(connection, cancel_all(connection, subject, now_s, base=base))
+    of_gone = and_(v.tenant.in_(served), v.domain_version_id.in_(versions_of_base(base)))
     retire(connection, tenant_versions, now_s, or_(v.path.in_(paths), of_gone))
-    at_paths = select(v.id).where(v.path.in_(paths))
-    connection.execute(
-        update(tenants).where(tenants.c.current_id.in_(at_paths)).values(current_id=None, generation=generation)
+    connection.execute(update(tenants).where(tenants.c.name.in_(served)).values(generation=generation))
+    withdrawn = update(tenant_bases).where(
+        over.base == base, over.current_id.in_(select(v.id).where(v.path.in_(paths)))
     )
-
-
-def serve_newest(connection: Connection, generation: int) -> None:
-    """Make the newest version current for every tenant that was changed in `generation`."""
-    v = tenant_versions.c
-    newest = select(v.id).where(v.tenant == tenants.c.name, v.number == tenants.c.last_number).scalar_subquery()
-    connection.execute(update(tenants).where(tenants.c.generation == generation).values(current_id=newest))
-    current = select(tenants.c.current_id).where(tenants.c.generation == generation)
-    connection.execute(update(tenant_versions).where(v.id.in_(current)).values(served=generation))
+    connection.execute(withdrawn.values(current_id=None))

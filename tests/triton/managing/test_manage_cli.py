@@ -98,7 +98,9 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
     first = shown["versions"][0]["version"]
     assert shown["version"] == second
     assert "acme" in terminal.out("tenant", "list", "--prefix", "ac")
-    assert terminal.json("tenant", "rollback", "acme") == [{"tenant": "acme", "version": first}]
+    assert terminal.json("tenant", "rollback", "acme") == [
+        {"tenant": "acme", "version": first, "bases": {shown["base"]: first}}
+    ]
     assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
     summary = terminal.out("tenant", "show", "acme")
     assert "general" in summary

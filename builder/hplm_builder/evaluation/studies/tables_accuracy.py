@@ -113,9 +113,9 @@ def score_published(
         )
     scores: dict[str, list[list[dict[str, Any]]]] = {}
     for name, task in zip(names, tasks, strict=True):
-        listed = published(store, name)
+        listed = published(store, name, base.config.name)
         if listed is None:
-            raise UnknownTenantError(f"there is no tenant {name!r}")
+            raise UnknownTenantError(f"there is no tenant {name!r} over base {base.config.name!r}")
         if listed.domain != domain:
             raise ConfigError(f"tenant {name!r} belongs to domain {listed.domain!r}: give that domain with --domain")
         tenant = load_version(store, listed.current, base)

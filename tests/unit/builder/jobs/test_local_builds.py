@@ -155,15 +155,15 @@ def test_a_version_whose_folder_is_there_already_is_refused_before_anything_is_t
             build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
 
 
-def test_a_tenant_of_another_base_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_tenant_is_built_over_a_second_base_beside_its_first(tmp_path: Path) -> None:
     store = Store(tiny.make_repository(tmp_path).parent / "store")
     tiny.make_base(store, tiny.config(name="second"), seed=1)
     build_plot(store, "second", "seconds", tiny.sentences(20), 30.0, Progress(disable=True), dtype="float32")
     build_tenant(store, "tiny", "general", "acme", colour_data(), SHORT, Progress(disable=True))
-    untrained = Progress(disable=True)
-    with pytest.raises(DataError, match="'acme' stands on base 'tiny': delete it first"):
-        build_tenant(store, "second", "seconds", "acme", colour_data(), SHORT, untrained)
-    assert not untrained.tasks
+    build_tenant(store, "second", "seconds", "acme", colour_data(), SHORT, Progress(disable=True))
+    with closing(Registry.open_read_only(store)) as registry:
+        record = registry.tenant("acme")
+    assert (record.default_base, record.bases) == ("tiny", {"second": 2, "tiny": 1})
 
 
 def test_tenants_of_a_bank_tell_how_they_were_made(tmp_path: Path) -> None:

@@ -324,6 +324,27 @@ def test_tenants_are_shown_listed_rolled_back_and_deleted(manage: ManageClient, 
     assert [tenant.name for tenant in manage.list_tenants()] == ["beta"]
 
 
+def test_a_tenant_is_shown_over_each_of_its_bases_and_deleted_over_one(
+    manage: ManageClient, registry: Registry
+) -> None:
+    publish(registry, "acme", 2)
+    registry.publish_base("second", "f", "bases/second", 1.0)
+    root = registry.publish_domain("second", "root", "plots/root", 1.0, parent_id=None, about={}, expected=None)
+    registry.publish_tenant("acme", root.id, "tenants/acme/3", 3.0, about={"texts": 1}, number=3, expected=None)
+    shown = manage.show_tenant("acme")
+    assert (shown.base, shown.version, shown.default_base, shown.bases) == ("tiny", 2, "tiny", {"second": 3, "tiny": 2})
+    assert [(version.version, version.base) for version in shown.versions] == [(1, "tiny"), (2, "tiny"), (3, "second")]
+    other = manage.show_tenant("acme", base="second")
+    assert (other.base, other.domain, other.version) == ("second", "root", 3)
+    (listed,) = manage.list_tenants()
+    assert (listed.base, listed.version, listed.bases) == ("tiny", 2, {"second": 3, "tiny": 2})
+    answer = manage.ask("tenant.rollback", tenant="acme")
+    assert (answer["version"], answer["bases"]) == (2, {"tiny": 2})
+    assert manage.rollback_tenant("acme", 3) == 3
+    manage.delete_tenant("acme", base="tiny")
+    assert (manage.show_tenant("acme").base, manage.show_tenant("acme").bases) == ("second", {"second": 3})
+
+
 def test_domains_are_shown_and_listed_and_a_used_domain_is_not_deleted(
     manage: ManageClient, registry: Registry
 ) -> None:

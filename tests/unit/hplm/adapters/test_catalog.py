@@ -103,7 +103,7 @@ def test_what_can_no_longer_be_found_is_told_once_and_again_where_nobody_took_it
         tiny.make_tenant(store, tiny_base, "alpha", 5)
         tiny.make_tenant(store, tiny_base, "beta", 5)
         until(lambda: catalog.find("beta").number == 2)
-        registry.rollback_tenant("beta", None)
+        registry.rollback_tenant("beta", None, time.time())
         until(lambda: catalog.find("beta").number == 1)
         now[0] = REMEMBER_S + 1
         until(lambda: sorted(name for names in told[1:] for name in names) == ["alpha 1", "beta 2"])
@@ -169,14 +169,57 @@ def test_a_registry_that_is_lost_and_adopted_while_serving_never_leaves_anybody_
     until(lambda: set(place.forgotten) == known - set(place.catalog.served()))
 
 
-def test_a_tenant_that_moves_to_another_base_is_unknown_here_from_then_on(store: Store, place: Place) -> None:
-    with closing(Registry.open(store)) as registry:
-        registry.publish_base("other", "f" * 16, "bases/other", 1.0)
-        root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={}, expected=None)
-        registry.publish_tenants(root.id, "banks/other", ["alpha"], 1.0)
-    place.catalog.refresh()
-    with pytest.raises(errors.UnknownTenantError):
-        place.bank.resolve(b"alpha")
+def publish_over_other(registry: Registry, *names: str) -> None:
+    """Publish tenants over a second base."""
+    registry.publish_base("other", "f" * 16, "bases/other", 1.0)
+    root = registry.publish_domain("other", "general", "plots/other", 1.0, parent_id=None, about={}, expected=None)
+    registry.publish_tenants(root.id, "banks/other", names, 1.0)
+
+
+def test_a_tenant_that_is_published_over_another_base_stays_the_same_here(store: Store, place: Place) -> None:
+    before = place.bank.resolve(b"alpha")
+    with closing(Registry.open(store)) as registry, closing(Catalog(store, "other")) as other:
+        publish_over_other(registry, "alpha")
+        for catalog in (place.catalog, other):
+            catalog.refresh()
+        assert place.bank.resolve(b"alpha") == before
+        assert (other.find("alpha").path, other.find("alpha").is_default) == ("banks/other", False)
+        # A version belongs to its base.
+        with pytest.raises(errors.UnknownVersionError):
+            other.find("alpha", before.version_id)
+
+
+def test_a_tenant_that_leaves_a_base_is_unknown_there_and_stays_known_over_the_other(
+    store: Store, place: Place
+) -> None:
+    with closing(Registry.open(store)) as registry, closing(Catalog(store, "other")) as other:
+        publish_over_other(registry, "alpha")
+        other.refresh()
+        registry.delete_tenant("alpha", time.time(), base="tiny")
+        for catalog in (place.catalog, other):
+            catalog.refresh()
+        with pytest.raises(errors.UnknownTenantError):
+            place.bank.resolve(b"alpha")
+        assert other.find("alpha").is_default
+
+
+def test_a_catalog_of_all_bases_has_each_tenant_over_its_default_base(store: Store, tiny_base: Base) -> None:
+    with closing(Registry.open(store)) as registry, closing(Catalog(store, None)) as catalog:
+        publish_over_other(registry, "alpha", "stranger")
+        catalog.refresh()
+        assert {name: catalog.find(name).base for name in ("alpha", "beta", "stranger")} == {
+            "alpha": "tiny",
+            "beta": "tiny",
+            "stranger": "other",
+        }
+        first = catalog.find("alpha")
+        registry.delete_tenant("alpha", time.time(), base="tiny")
+        registry.delete_tenant("stranger", time.time())
+        catalog.refresh()
+        assert catalog.find("alpha").base == "other"
+        assert catalog.find("alpha", first.version_id) == first
+        with pytest.raises(errors.UnknownTenantError):
+            catalog.find("stranger")
 
 
 def test_a_folder_published_after_the_bank_file_goes_before_it_and_rolls_back_to_it(
@@ -187,7 +230,7 @@ def test_a_folder_published_after_the_bank_file_goes_before_it_and_rolls_back_to
     tiny.make_tenant(store, tiny_base, "alpha", seed=99)
     assert place.load("alpha").version != banked.version
     with closing(Registry.open(store)) as registry:
-        registry.rollback_tenant("alpha", None)
+        registry.rollback_tenant("alpha", None, time.time())
     assert place.load("alpha").version == banked.version
 
 

@@ -91,6 +91,53 @@ def test_a_folder_goes_before_a_bank_and_the_newest_bank_before_the_others() -> 
     )
 
 
+def test_a_tenant_in_banks_over_two_bases_is_adopted_over_both_and_a_folder_goes_before_a_bank_of_its_base() -> None:
+    tree = [
+        card
+        for base in ("b", "c")
+        for card in (
+            Card(found(f"bases/{base}", "base"), f"f-{base}"),
+            Card(found(f"plots/{base}", "plot"), f"f-{base}"),
+        )
+    ]
+    cards = [
+        Card(found("banks/b", "bank"), "f-b", members=("a", "z"), made_s=1.0),
+        Card(found("banks/c", "bank"), "f-c", members=("a", "z"), made_s=2.0),
+        Card(found("tenants/a/4", "tenant"), "f-c"),
+    ]
+    plan = plan_adoption([*tree, *cards], NOTHING)
+    assert plan.tenants == (
+        NewTenant("a", 4, "tenants/a/4", "plots/c", {}),
+        NewTenant("z", 1, "banks/c", "plots/c", {}),
+        NewTenant("a", 5, "banks/b", "plots/b", {}),
+        NewTenant("z", 2, "banks/b", "plots/b", {}),
+    )
+
+
+def test_each_base_of_an_adopted_tenant_is_at_its_newest_version(store: Store, registry: Registry, base: str) -> None:
+    put_plot(store, "general-c", put(store, "bases/c", "base", name="c").fingerprint)
+    other = artifact.read(store.path("bases/c"), "base").fingerprint
+    for number, of in ((2, base), (3, other), (5, base)):
+        put_tenant(store, f"tenants/films/{number}", of)
+    assert garbage_collection.adopt(store, registry, NOW_S).skipped == ()
+    record = registry.tenant("films")
+    assert (record.default_base, record.bases) == ("b", {"b": 5, "c": 3})
+    assert garbage_collection.verify(store, registry, NOW_S) == garbage_collection.Verdict((), ())
+
+
+def test_a_deleted_base_that_is_put_back_is_adopted_with_its_root(store: Store, registry: Registry, base: str) -> None:
+    put_plot(store, "general-c", put(store, "bases/c", "base", name="c").fingerprint)
+    garbage_collection.adopt(store, registry, NOW_S)
+    registry.delete_base("c", NOW_S)
+    later_s = time.time() + 1_000
+    removed = {finding.where for finding in garbage_collection.collect(store, registry, later_s).removed}
+    assert removed == {"bases/c", "plots/general-c"}
+    assert garbage_collection.collect(store, registry, later_s).removed == ()
+    put_plot(store, "general-c", put(store, "bases/c", "base", name="c").fingerprint)
+    assert garbage_collection.adopt(store, registry, NOW_S).skipped == ()
+    assert registry.current_domain("c", "general-c").number == 2
+
+
 def test_a_lost_registry_is_made_again_from_the_artifacts(store: Store, registry: Registry, base: str) -> None:
     fill(store, base)
     plan = garbage_collection.adopt(store, registry, NOW_S)
@@ -130,7 +177,7 @@ def test_adopting_adds_what_came_later_and_leaves_alone_what_is_known(
 ) -> None:
     fill(store, base)
     garbage_collection.adopt(store, registry, NOW_S)
-    registry.rollback_tenant("old", 1)
+    registry.rollback_tenant("old", 1, NOW_S)
     registry.delete_tenant("a", NOW_S)
     put_tenant(store, "tenants/late/1", base)
     # A killed job's: neither served nor adopted.

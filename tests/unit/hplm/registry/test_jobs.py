@@ -272,9 +272,9 @@ def test_an_update_that_names_no_domain_waits_for_that_which_its_tenant_was_move
     other = submit(registry, "tenant:a", base="b", domain="general", stays=False)
     publish(registry, "a", law, expected=1)
     assert claim(registry, worker="y") is None
-    registry.rollback_tenant("a", 1)
+    registry.rollback_tenant("a", 1, NOW_S)
     assert registry.job(job.id).request["domain"] == "general"
-    registry.rollback_tenant("a", 2)
+    registry.rollback_tenant("a", 2, NOW_S)
     registry.finish_job(domain.id, "x", NOW_S)
     assert claimed(registry, worker="y").request == {**job.request, "domain": "law"}
     assert registry.job(other.id).request == other.request

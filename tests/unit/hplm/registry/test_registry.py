@@ -18,7 +18,7 @@ from hplm.errors import (
     UnknownTenantError,
     UnknownVersionError,
 )
-from hplm.registry.records import BaseRecord, DomainRecord, DomainVersion, ServedTenant
+from hplm.registry.records import BaseRecord, DomainRecord, DomainVersion, ServedTenant, WithdrawnTenant
 from hplm.registry.registry import Registry
 from hplm.registry.serving import changed_since
 from hplm.registry.tenants import listing
@@ -162,16 +162,16 @@ def test_a_rollback_moves_only_what_is_current(registry: Registry, root: DomainV
     first = publish(registry, "films", root)
     second = publish(registry, "films", root, 1)
     third = publish(registry, "films", root, 2)
-    assert registry.rollback_tenant("films", None) == second
-    assert registry.rollback_tenant("films", None) == first
+    assert registry.rollback_tenant("films", None, NOW_S) == {"b": second}
+    assert registry.rollback_tenant("films", None, NOW_S) == {"b": first}
     with pytest.raises(UnknownVersionError, match=r"no earlier one; kept are 1, 2, 3"):
-        registry.rollback_tenant("films", None)
-    assert registry.rollback_tenant("films", 3) == third
+        registry.rollback_tenant("films", None, NOW_S)
+    assert registry.rollback_tenant("films", 3, NOW_S) == {"b": third}
     assert registry.tenant_versions("films") == [first, second, third]
     with pytest.raises(UnknownVersionError, match="no version 7"):
-        registry.rollback_tenant("films", 7)
+        registry.rollback_tenant("films", 7, NOW_S)
     with pytest.raises(UnknownTenantError):
-        registry.rollback_tenant("books", None)
+        registry.rollback_tenant("books", None, NOW_S)
 
 
 def test_a_tenant_made_again_after_its_deletion_has_other_numbers_and_ids(
@@ -188,7 +188,7 @@ def test_a_tenant_made_again_after_its_deletion_has_other_numbers_and_ids(
     assert again.number == 2
     assert again.id > first.id
     with pytest.raises(UnknownVersionError):
-        registry.rollback_tenant("films", 1)
+        registry.rollback_tenant("films", 1, NOW_S)
 
 
 def test_a_domain_with_tenants_is_not_deleted_and_the_error_names_them(registry: Registry, root: DomainVersion) -> None:
@@ -281,7 +281,7 @@ def test_a_domain_can_go_when_all_have_moved_away_and_what_stood_on_it_cannot_co
     moved = publish_branch(registry, "tax", root)
     registry.delete_domain("b", "law", NOW_S)
     with pytest.raises(UnknownVersionError, match="no version 1; kept are 2"):
-        registry.rollback_tenant("films", 1)
+        registry.rollback_tenant("films", 1, NOW_S)
     assert registry.domain_versions("b", "tax") == [moved]
     assert registry.tenant("films").domain == "general"
 
@@ -325,7 +325,7 @@ def test_ten_thousand_tenants_are_published_together_listed_and_found(registry: 
     assert (found.number, found.path) == (2, "banks/fleet")
     assert [one.name for one in registry.tenants(prefix="tenant-05", limit=3)] == FLEET[5000:5003]
     # A version elsewhere can still be gone back to.
-    assert registry.rollback_tenant(FLEET[7], None) == before
+    assert registry.rollback_tenant(FLEET[7], None, NOW_S) == {"b": before}
 
 
 def test_a_bank_built_again_replaces_its_tenants_versions(registry: Registry, root: DomainVersion) -> None:
@@ -342,7 +342,7 @@ def test_a_bank_in_anothers_place_cancels_jobs_of_tenants_that_go_and_their_uplo
 ) -> None:
     registry.publish_tenants(root.id, "banks/fleet", ["a", "b"], NOW_S)
     upload = registry.start_upload(1, "digest", NOW_S)
-    request = {"data": {"train": {"upload": upload.id}}, "drop_uploads": True}
+    request = {"base": "b", "data": {"train": {"upload": upload.id}}, "drop_uploads": True}
     job = registry.submit_job("tenant.update", "tenant:a", request, NOW_S)
     registry.publish_tenants(root.id, "banks/fleet-2", ["b"], NOW_S, instead_of=["banks/fleet"])
     assert registry.job(job.id).state == "cancelled"
@@ -371,7 +371,7 @@ def test_the_generation_grows_with_every_change_of_a_tenant_or_domain(registry: 
     for change in (
         lambda: publish(registry, "films", law),
         lambda: publish(registry, "films", root, 1),
-        lambda: registry.rollback_tenant("films", 1),
+        lambda: registry.rollback_tenant("films", 1, NOW_S),
         lambda: registry.delete_tenant("films", NOW_S),
         lambda: registry.delete_domain("b", "law", NOW_S),
         lambda: registry.publish_tenants(root.id, "banks/x", ["a"], NOW_S),
@@ -391,17 +391,17 @@ def test_changes_name_what_was_published_and_removed_since(registry: Registry, r
     assert everything.full
     assert everything.generation == registry.generation()
     assert set(everything.published) == {
-        ServedTenant("films", films.id, 1, "tenants/films/1", root.id),
-        ServedTenant("books", books.id, 1, "tenants/books/1", root.id),
+        ServedTenant("films", films.id, 1, "tenants/films/1", root.id, "b"),
+        ServedTenant("books", books.id, 1, "tenants/books/1", root.id, "b"),
     }
     registry.delete_tenant("books", NOW_S)
     second = publish(registry, "films", root, 1)
     changes = registry.changes_since(everything.generation)
-    assert changes.published == (ServedTenant("films", second.id, 2, "tenants/films/2", root.id),)
-    assert changes.removed == ("books",)
+    assert changes.published == (ServedTenant("films", second.id, 2, "tenants/films/2", root.id, "b"),)
+    assert changes.withdrawn == (WithdrawnTenant("books", "b"),)
     assert not changes.full
     nothing = registry.changes_since(changes.generation)
-    assert (nothing.published, nothing.removed, nothing.full) == ((), (), False)
+    assert (nothing.published, nothing.withdrawn, nothing.full) == ((), (), False)
     assert [one.name for one in registry.changes_since(0).published] == ["films"]
 
 
@@ -409,8 +409,8 @@ def test_a_number_that_was_only_given_is_no_change(registry: Registry, root: Dom
     before = registry.generation()
     registry.next_number("films")
     changes = registry.changes_since(before)
-    assert (changes.published, changes.removed) == ((), ())
-    assert registry.changes_since(0).removed == ()
+    assert (changes.published, changes.withdrawn) == ((), ())
+    assert registry.changes_since(0).withdrawn == ()
 
 
 def test_another_registrys_generation_gets_everything(registry: Registry, root: DomainVersion) -> None:

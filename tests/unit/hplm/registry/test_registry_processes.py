@@ -115,7 +115,7 @@ def publish_next(store: Store) -> None:
 
 def hold_a_half_written_publication(store: Store) -> None:
     with closing(Registry.open(store)) as registry, registry._database.writing() as connection:
-        connection.exec_driver_sql("UPDATE tenants SET current_id = NULL, generation = generation + 1")
+        connection.exec_driver_sql("UPDATE tenant_bases SET current_id = NULL")
         connection.exec_driver_sql("DELETE FROM tenant_versions")
         say_ready()
 

@@ -21,7 +21,7 @@ def updates(registry: Registry, tenant: str, domain: DomainVersion, count: int) 
 def test_the_versions_that_were_served_last_are_kept(registry: Registry, root: DomainVersion) -> None:
     updates(registry, "films", root, 5)
     updates(registry, "books", root, 1)
-    registry.rollback_tenant("films", 1)
+    registry.rollback_tenant("films", 1, NOW_S)
     assert registry.retire(3, LATER_S, base="b") == 2
     assert numbers(registry, "films") == [1, 4, 5]
     assert numbers(registry, "books") == [1]
@@ -32,17 +32,17 @@ def test_the_versions_that_were_served_last_are_kept(registry: Registry, root: D
 def test_the_last_good_version_is_what_a_bad_update_of_it_goes_back_to(registry: Registry, root: DomainVersion) -> None:
     updates(registry, "films", root, 3)
     # 2 and 3 were no good, and neither is what comes next.
-    registry.rollback_tenant("films", 1)
+    registry.rollback_tenant("films", 1, NOW_S)
     publish(registry, "films", root, 1)
     registry.retire(3, LATER_S, base="b")
     assert numbers(registry, "films") == [1, 3, 4]
-    assert registry.rollback_tenant("films", None).number == 1
+    assert registry.rollback_tenant("films", None, NOW_S)["b"].number == 1
 
 
 def test_versions_in_a_bank_are_kept_as_others_are(registry: Registry, root: DomainVersion) -> None:
     for turn in range(3):
         registry.publish_tenants(root.id, f"banks/{turn}", ["a", "b"], NOW_S)
-    registry.rollback_tenant("a", 1)
+    registry.rollback_tenant("a", 1, NOW_S)
     registry.retire(2, LATER_S, base="b")
     assert (numbers(registry, "a"), numbers(registry, "b")) == ([1, 3], [2, 3])
 
