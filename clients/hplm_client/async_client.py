@@ -37,11 +37,13 @@ class AsyncClient:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
+        model: str = wire.MODEL,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         concurrency: int = 100,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
+        self._model = model
         address = split_url(url)
         self._is_grpc = address.protocol == "grpc"
         # Over HTTP the session applies the timeout.
@@ -60,7 +62,7 @@ class AsyncClient:
         """Return whether hBERT is loaded on the server, as `Client.is_ready`."""
         self._check_caller()
         with typed_errors(self.url):
-            return bool(await self._call(lambda: self._triton.is_model_ready(wire.MODEL, **self._timeout_option)))
+            return bool(await self._call(lambda: self._triton.is_model_ready(self._model, **self._timeout_option)))
 
     async def predict(
         self,
@@ -91,7 +93,7 @@ class AsyncClient:
             options = {**infer_options(self._module, logits, deadline_s), **self._timeout_option}
         with typed_answer(self.url):
             async with self._permits:
-                result = await self._call(lambda: self._triton.infer(wire.MODEL, inputs, **options), deadline_s)
+                result = await self._call(lambda: self._triton.infer(self._model, inputs, **options), deadline_s)
             return predictions_from(result, batch, logits)
 
     async def close(self) -> None:

@@ -63,7 +63,7 @@ class Client:
     Over HTTP use one client in one thread. Calls raise the errors of `hplm.errors`: UnreachableError if no server answers,
     ConfigError if the client was made before a fork.
 
-    `timeout_s` limits each call.
+    `model` is the model by which the server serves the tenants' base. `timeout_s` limits each call.
 
     `deadline_s` counts from the request's arrival at the server and travels as Triton's own `timeout`. The server refuses a
     request that it cannot answer in time with the code DEADLINE_UNMEETABLE. If the server does not answer in time either, the
@@ -77,11 +77,13 @@ class Client:
         self,
         url: str = "http://127.0.0.1:8000",
         *,
+        model: str = wire.MODEL,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         concurrency: int = 16,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
+        self._model = model
         self._concurrency = concurrency
         address = split_url(url)
         self._is_grpc = address.protocol == "grpc"
@@ -102,7 +104,7 @@ class Client:
         """
         self._ownership.check_caller()
         with typed_errors(self.url), self._ownership.closed_as_unreachable(), self._time_limit():
-            return bool(self._triton.is_model_ready(wire.MODEL, **self._timeout_option))
+            return bool(self._triton.is_model_ready(self._model, **self._timeout_option))
 
     def predict(
         self,
@@ -280,7 +282,7 @@ class Client:
             outcome.put((result, error))
             self._add_grpc_calls(-1)
 
-        triton.async_infer(wire.MODEL, inputs, callback=put, **call.options)
+        triton.async_infer(self._model, inputs, callback=put, **call.options)
         self._add_grpc_calls(1)
         return outcome
 
@@ -291,7 +293,7 @@ class Client:
             self._time_limit(call.deadline_s),
         ):
             if not self._is_grpc:
-                return triton.infer(wire.MODEL, inputs, **call.options)
+                return triton.infer(self._model, inputs, **call.options)
             if call.deadline_s is not None:
                 result, error = self._start_grpc(triton, inputs, call).get()
                 if error is not None:
@@ -299,7 +301,7 @@ class Client:
                 return result
             self._add_grpc_calls(1)
             try:
-                return triton.infer(wire.MODEL, inputs, **call.options)
+                return triton.infer(self._model, inputs, **call.options)
             finally:
                 self._add_grpc_calls(-1)
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from rich.progress import Progress
 
-from hplm.core.roles import FUSED, LOOK_UP, Role, serving_roles, settings_path
-from hplm.core.settings import fused_values
+from hplm.core.roles import Role, served_base, settings_path
+from hplm.core.settings import FusedSettings, LookupSettings, fused_values
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
@@ -31,17 +31,17 @@ class StageSettings:
 
     def of(self, role: Role) -> Mapping[str, Any]:
         """Return the settings of a role: of a fused model those of both stages."""
-        if role == FUSED:
+        if role.settings is FusedSettings:
             return fused_values(self.plot, self.upper)
-        return self.plot if role == LOOK_UP else self.upper
+        return self.plot if role.settings is LookupSettings else self.upper
 
 
 AS_CONFIGURED = StageSettings()
 
 
 def copy_repository(models: Path, copy: Path, settings: StageSettings) -> Path:
-    """Copy the models that serve requests, with changed settings; return the folder of the store, which is not copied."""
-    for role in serving_roles(models):
+    """Copy the models of the first base, with changed settings; return the folder of the store, which is not copied."""
+    for role in served_base(models).roles:
         shutil.copytree(models / role.name, copy / role.name)
         if role.settings is not None:
             values = json.loads((path := settings_path(copy, role)).read_text())

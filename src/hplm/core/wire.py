@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hplm.core import roles
 
-MODEL = roles.ENSEMBLE.name
+MODEL = roles.DEFAULT_NAME  # the model of the first base
 
 # The ensemble's inputs and outputs for each text of a request. `hplm.serving.multi_text` packs several texts in one tensor.
 TEXT = "TEXT"  # BYTES [1], UTF-8; [2] for a tenant that was trained on pairs

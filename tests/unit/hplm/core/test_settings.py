@@ -16,6 +16,7 @@ from hplm.core.settings import (
     EncodeSettings,
     FusedSettings,
     LookupSettings,
+    ManagedBase,
     ManagerSettings,
     fused_values,
     load_settings,
@@ -70,6 +71,27 @@ def test_a_reduction_factor_that_cannot_be_is_refused_by_the_upper_stage_and_the
     for settings, given in ((EncodeSettings, {"store": "s", "base": "b"}), (ManagerSettings, manager)):
         with pytest.raises(ConfigError, match="reduction_factor must be at least 1"):
             parse_settings(settings, {**given, "reduction_factor": 0}, "here")
+
+
+def test_a_manager_has_the_settings_of_each_base() -> None:
+    manager = {"store": "s", "base": "small", "domain": "d", "miss": "backoff", "bases": {"big": {"domain": "wide"}}}
+    parsed = parse_settings(ManagerSettings, manager, "here")
+    assert parsed.managed == {"small": ManagedBase("d", "backoff"), "big": ManagedBase("wide")}
+
+
+@pytest.mark.parametrize(
+    ("bases", "words"),
+    [
+        ({"small": {"domain": "d"}}, "bases: 'small' is the default base"),
+        ({"big": {"domain": "d", "mis": "compute"}}, "bases: big: unknown key 'mis'"),
+        ({"big": {}}, "bases: big: missing domain"),
+        ({"big": {"domain": "d", "reduction_factor": 0}}, "reduction_factor must be at least 1"),
+        ({"big": "d"}, "bases: big"),
+    ],
+)
+def test_a_base_that_a_manager_cannot_train_for_is_refused(bases: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(ManagerSettings, {"store": "s", "base": "small", "domain": "d", "bases": bases}, "here")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +215,7 @@ def test_every_range_in_the_documents_is_that_of_the_code() -> None:
         if kind is ManagerSettings:
             needed["data_root"] = "/data"
         for key, (_, range_) in rows.items():
-            if range_ in ("path", "absolute path", "name", "URL", "of the policy"):
+            if range_ in ("path", "absolute path", "name", "URL", "of the policy", "by base"):
                 continue
             inside, outside = documented_values(range_)
             if get_origin(hint := get_type_hints(kind)[key]) is Literal:
