@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from rich.progress import Progress
 
-from hplm.core.roles import Role, served_base, settings_path
+from hplm.core.roles import Role, route_role, served_base, settings_path
 from hplm.core.settings import FusedSettings, LookupSettings, fused_values
+from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
@@ -52,16 +53,27 @@ def copy_repository(models: Path, copy: Path, settings: StageSettings) -> Path:
 
 @contextmanager
 def benchmark_server(
-    models: Path, settings: StageSettings = AS_CONFIGURED, *, log: str = "triton-bench.log"
+    models: Path,
+    settings: StageSettings = AS_CONFIGURED,
+    *,
+    log: str = "triton-bench.log",
+    with_router: bool = False,
 ) -> Iterator[TritonServer]:
     """Start a server over a copy of `models` with changed settings, and wait until it is ready.
 
     The store's bank files are in the page cache. The server has no models for manage requests. `log` is a file beside `models`;
-    servers that run at the same time need different logs.
+    servers that run at the same time need different logs. `with_router` adds the model that routes to the base's model.
     """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         copy = Path(folder) / "models"
-        into_page_cache(copy_repository(models, copy, settings))
+        store = copy_repository(models, copy, settings)
+        if with_router:
+            served = served_base(copy)
+            registry = served.settings.encode.registry
+            write_model(
+                copy, route_role(), {"store": str(store), "registry": registry, "models": {served.base: served.name}}
+            )
+        into_page_cache(store)
         with TritonServer(copy, free_ports(), log=models.parent / log, tied=True) as server:
             server.wait_ready()
             yield server

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from hplm.core.names import check_name_of
-from hplm.core.settings import EncodeSettings, FusedSettings, LookupSettings, ManagerSettings, load_settings
+from hplm.core.settings import (
+    EncodeSettings,
+    FusedSettings,
+    LookupSettings,
+    ManagerSettings,
+    RouteSettings,
+    load_settings,
+)
 from hplm.errors import ConfigError
 
 
@@ -69,6 +76,11 @@ ROUTE_NAME = "hplm"
 # Names of models that a repository has once, for all bases.
 RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, ROUTE_NAME})
 _STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX})")
+
+
+def route_role() -> Role:
+    """Return the model that routes a request to the base of its tenant."""
+    return Role(ROUTE_NAME, "route", RouteSettings)
 
 
 def names(roles: Iterable[Role]) -> tuple[str, ...]:

@@ -268,6 +268,31 @@ class ManagerSettings:
         return {self.base: default, **further}
 
 
+@dataclass(frozen=True)
+class RouteSettings:
+    """Settings of the `route` backend. `store` is relative to the folder of the settings file.
+
+    `models` has the name of the model that serves each base. `queue_capacity`, `calls` and `call_texts` are for each model.
+    """
+
+    store: str
+    models: dict[str, Any]
+    registry: str = ""
+    queue_capacity: int = 4096
+    gather_ms: float = 2.0
+    call_texts: int = 64
+    calls: int = 8
+
+    def __post_init__(self) -> None:
+        for base, model in self.models.items():
+            if not isinstance(model, str) or not model:
+                raise ConfigError(f"models: the model of base {base!r} must be a name, got {reprlib.repr(model)}")
+        at_least(self, 1, "queue_capacity")
+        _within(self, "gather_ms", 0, 100)
+        _within(self, "call_texts", 1, 64)
+        _within(self, "calls", 1, 64)
+
+
 def _positive(settings: object, *keys: str) -> None:
     for key in keys:
         if not (value := getattr(settings, key)) > 0:
