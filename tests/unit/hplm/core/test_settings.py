@@ -18,6 +18,7 @@ from hplm.core.settings import (
     LookupSettings,
     ManagedBase,
     ManagerSettings,
+    RouteSettings,
     fused_values,
     load_settings,
     parse_settings,
@@ -122,6 +123,12 @@ def test_a_missing_setting_is_named() -> None:
         parse_settings(EncodeSettings, {"store": "s"}, "here")
 
 
+@pytest.mark.parametrize("model", [1, "", None, ["hbert"]])
+def test_the_model_of_a_base_that_is_no_name_is_refused_with_the_base(model: object) -> None:
+    with pytest.raises(ConfigError, match="the model of base 'minilm' must be a name"):
+        parse_settings(RouteSettings, {"store": "s", "models": {"minilm": model}}, "here")
+
+
 def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(ConfigError, match=r"settings\.json"):
@@ -152,6 +159,7 @@ def documented_settings() -> list[tuple[type, dict[str, tuple[str, str]]]]:
         LookupSettings: both + parts["`hbert_plot`"],
         EncodeSettings: both + parts["`hbert_upper`"],
         ManagerSettings: parts["`manager` and `manager_watch`"],
+        RouteSettings: parts["`hplm`"],
     }
     row = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", flags=re.MULTILINE)
     return [
@@ -214,8 +222,10 @@ def test_every_range_in_the_documents_is_that_of_the_code() -> None:
         needed = {one.name: "x" for one in dataclasses.fields(kind) if one.default is one.default_factory}
         if kind is ManagerSettings:
             needed["data_root"] = "/data"
+        if kind is RouteSettings:
+            needed["models"] = {"minilm": "hbert"}
         for key, (_, range_) in rows.items():
-            if range_ in ("path", "absolute path", "name", "URL", "of the policy", "by base"):
+            if range_ in ("path", "absolute path", "name", "names", "URL", "of the policy", "by base"):
                 continue
             inside, outside = documented_values(range_)
             if get_origin(hint := get_type_hints(kind)[key]) is Literal:
