@@ -510,6 +510,13 @@ def export_models(
             show_default=f"with them; {KEPT}, and beside other bases as they have it",
         ),
     ] = None,
+    route: Annotated[
+        bool,
+        typer.Option(
+            "--route",
+            help="Also write the model hplm, which answers the tenants of every base. It is written for two bases.",
+        ),
+    ] = False,
     keep_settings: Annotated[
         bool,
         typer.Option("--keep-settings", help="Keep the settings of the earlier models, except the options given here."),
@@ -562,6 +569,7 @@ def export_models(
         instances=instances,
         look_up_instances=look_up_instances,
         fused=fused,
+        route=route,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
     if others:

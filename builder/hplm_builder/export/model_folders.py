@@ -16,6 +16,7 @@ from hplm.core.roles import (
     MANAGER,
     MANAGING,
     RESERVED,
+    ROUTE_NAME,
     Role,
     ServedBase,
     base_roles,
@@ -23,6 +24,7 @@ from hplm.core.roles import (
     fused_role,
     name_order,
     names,
+    route_role,
     served_base,
     served_bases,
     settings_path,
@@ -33,6 +35,7 @@ from hplm.core.settings import (
     LookupSettings,
     ManagedBase,
     ManagerSettings,
+    RouteSettings,
     fused_values,
     load_settings,
 )
@@ -65,6 +68,7 @@ def export(
     instances: int | None = None,
     look_up_instances: int | None = None,
     fused: bool | None = None,
+    route: bool = False,
 ) -> None:
     """Write the models of a base, which clients call by `name`, to the repository `target` atomically.
 
@@ -75,6 +79,9 @@ def export(
     `plot` that FusedSettings has besides. None for these three means as in the earlier models if settings are kept, else one
     process of each of two stages. Without `manager`, the models that create and update tenants are left out. If there are
     other bases, an earlier manager's limits are kept.
+
+    The model that routes each request to its tenant's base is written if there are other bases, if `route`, and if it was
+    there before, whose limits are kept.
 
     The function itself sets `store` and `registry` in all settings, and what the manager's settings say about the bases. The
     path of the store is relative to the settings' folder, so that store and models can be moved together.
@@ -110,7 +117,7 @@ def export(
     # The kept number of `instances` is that of the fused model or of the encode stage, whichever there was.
     computing = fused_role(name) if kept is not None and kept.form == "fused" else base_roles(name).encode
     # The number of processes and the settings of each model.
-    models: dict[Role, tuple[int | None, LookupSettings | EncodeSettings | ManagerSettings | None]]
+    models: dict[Role, tuple[int | None, LookupSettings | EncodeSettings | ManagerSettings | RouteSettings | None]]
     if fused:
         of_both = FusedSettings(**fused_values(vars(plot), vars(upper)))
         models = {fused_role(name): (count_of(computing, instances), of_both)}
@@ -133,6 +140,9 @@ def export(
         managed = {base.name: (base.base, _managed(base, earlier)) for base in others}
         manager = _of_bases(manager, {**managed, name: (plot.base, own)})
         models |= dict.fromkeys(MANAGING, (None, manager))
+    if others or route or (target / ROUTE_NAME).is_dir():
+        served = {base.base: base.name for base in others} | {plot.base: name}
+        models[route_role()] = (None, _routing(target, served))
     with artifact.replacing(target) as partial:
         _copy_models(others, partial)
         for role, (count, settings) in models.items():
@@ -162,6 +172,15 @@ def delete_base(target: Path, name: str) -> None:
             manager = _of_bases(earlier, {base.name: (base.base, _managed(base, earlier)) for base in kept})
             for role in MANAGING:
                 write_model(partial, role, asdict(manager))
+        if (target / ROUTE_NAME).is_dir():
+            write_model(partial, route_role(), asdict(_routing(target, {base.base: base.name for base in kept})))
+
+
+def _routing(target: Path, served: Mapping[str, str]) -> RouteSettings:
+    """Return the settings of the model that routes to the models of bases; its limits stay as they were in `target`."""
+    if not (target / ROUTE_NAME).is_dir():
+        return RouteSettings("", dict(served))
+    return replace(load_settings(RouteSettings, settings_path(target, route_role())), models=dict(served))
 
 
 def _copy_models(bases: Sequence[ServedBase], target: Path) -> None:

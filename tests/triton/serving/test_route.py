@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ from hplm.core.roles import base_roles, names, route_role, settings_path
 from hplm.core.settings import EncodeSettings, LookupSettings
 from hplm.errors import HplmError
 from hplm.store.layout import Store
-from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
@@ -80,14 +78,8 @@ def two_bases(folder: Path) -> Path:
         for number, (tenant, like) in enumerate(TENANTS[model].items()):
             tiny.make_tenant(store, base, tenant, 100 * seed + number, like, domain=root)
         look_up = LookupSettings(store="", base=base.config.name, table=root, dtype="float32")
-        export(store, folder / model, look_up, EncodeSettings(store="", base=base.config.name, dtype="float32"))
-        for role in base_roles():
-            renamed = role.name.replace("hbert", model)
-            shutil.copytree(folder / model / role.name, models / renamed)
-            config = models / renamed / "config.pbtxt"
-            config.write_text(config.read_text().replace('"hbert', f'"{model}'))
-    served = {base.config.name: model for model, (base, _) in bases.items()}
-    write_model(models, route_role(), {"store": str(store.root), "registry": "", "models": served})
+        encode = EncodeSettings(store="", base=base.config.name, dtype="float32")
+        export(store, models, look_up, encode, name=model)
     return models
 
 
@@ -98,8 +90,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[TritonServer]:
-    loaded = (*names(base_roles("hbert")), *names(base_roles("small")), route_role().name)
-    with TritonServer(models, free_ports(), models=loaded, log=models.parent / "triton.log") as running:
+    with TritonServer(models, free_ports(), log=models.parent / "triton.log") as running:
         running.wait_ready()
         yield running
 

@@ -127,7 +127,8 @@ class BaseChanges:
     def _changed(self, name: str, models: Collection[str]) -> str:
         """Return a message about a loaded group whose files have changed, once for each change."""
         now = self._files(models)
-        if name not in self._loaded or self._told.get(name, self._loaded[name][1]) == now:
+        # The model that routes reads its settings again by itself.
+        if name == ROUTE_NAME or name not in self._loaded or self._told.get(name, self._loaded[name][1]) == now:
             return ""
         self._told[name] = now
         return f"the files of model {name} have changed: they are used when `hplm serve` starts again"

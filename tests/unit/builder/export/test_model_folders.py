@@ -14,13 +14,23 @@ from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, delete_base, export
 from hplm_builder.fleet.demo import PLOT as PLOT_NAME
 
-from hplm.core.roles import MANAGING, base_roles, load_serving_settings, names, served_base, served_bases
+from hplm.core.roles import (
+    MANAGING,
+    base_roles,
+    load_serving_settings,
+    names,
+    route_role,
+    served_base,
+    served_bases,
+    settings_path,
+)
 from hplm.core.settings import (
     EncodeSettings,
     FusedSettings,
     LookupSettings,
     ManagedBase,
     ManagerSettings,
+    RouteSettings,
     load_settings,
 )
 from hplm.errors import ConfigError, DataError, MissingArtifactError
@@ -328,13 +338,48 @@ def test_a_base_that_is_deleted_leaves_the_others_and_the_manager_forgets_it(tmp
     models = make_two(tmp_path)
     before = files_of(models, "hbert")
     delete_base(models, "mpnet")
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
+    # Clients may call the model that routes, so it stays.
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING), route_role().name}
     assert files_of(models, "hbert") == before
     manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert list(manager.managed) == ["small"]
     assert (models / "manager" / "1" / manager.store).resolve() == tmp_path / "store"
     with pytest.raises(ConfigError, match="'hbert' is the default base"):
         delete_base(models, "hbert")
+
+
+def served_by_route(models: Path) -> dict[str, str] | None:
+    """Return the model of each base to which the model `hplm` of a repository routes, None if there is no such model."""
+    path = settings_path(models, route_role())
+    return load_settings(RouteSettings, path).models if path.is_file() else None
+
+
+def test_two_bases_have_a_model_that_routes_to_both_and_its_limits_stay(tmp_path: Path) -> None:
+    store, models = store_at(tmp_path / "store"), tmp_path / "models"
+    store.base("c").mkdir()
+    export(store, models, PLOT, UPPER)
+    assert served_by_route(models) is None
+    export(store, models, replace(PLOT, base="c"), replace(UPPER, base="c"), name="other")
+    assert served_by_route(models) == {"b": "hbert", "c": "other"}
+    path = settings_path(models, route_role())
+    assert (path.parent / load_settings(RouteSettings, path).store).resolve() == tmp_path / "store"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "calls": 3}))
+    export(store, models, PLOT, UPPER)
+    assert load_settings(RouteSettings, path).calls == 3
+    delete_base(models, "other")
+    assert served_by_route(models) == {"b": "hbert"}
+    export(store, models, PLOT, UPPER)
+    assert served_by_route(models) == {"b": "hbert"}
+
+
+def test_one_base_has_a_model_that_routes_if_the_operator_wants_it(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    models = tmp_path / "models"
+    make_folders(tmp_path / "store")
+    done = hplm("build", "export", "--store", str(tmp_path / "store"), "--models", str(models), "--route")
+    assert done.returncode == 0, done.stderr
+    assert served_by_route(models) == {DEFAULT_BASE: "hbert"}
 
 
 def test_a_base_that_does_not_fit_those_that_are_there_is_refused(tmp_path: Path) -> None:
