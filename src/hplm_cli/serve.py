@@ -143,7 +143,10 @@ def serve(
             return
         beside = log if is_plain(log) else models  # not in /dev
         jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
-        _explain(console, ports, predictions, more, {tenant.card.name: tenant.model for tenant in reversed(shown)})
+        # The model that routes answers every tenant.
+        is_routed = (models / roles.ROUTE_NAME).is_dir()
+        of_tenant = {t.card.name: roles.ROUTE_NAME if is_routed else t.model for t in shown}
+        _explain(console, ports, predictions, more, of_tenant)
         while not watch.is_over():
             for message in (*stubs.look(), *changes.look()):
                 console.print(message, style="yellow", markup=False)
@@ -268,7 +271,7 @@ def _explain(
 
 
 def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], model: str) -> None:
-    """Show how to request one of the predictions: with curl, in Python, and of the usual model with `hplm predict`."""
+    """Show how to request one of the predictions: with curl, in Python, and of a model that clients find `hplm predict`."""
     tenant = str(prediction["tenant"])
     texts = [str(prediction[key]) for key in ("text", "pair") if key in prediction]
     body = json.dumps(
@@ -282,7 +285,7 @@ def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], m
     )
     # JSON strings are Python strings, and double quotes need no escape inside the shell's single quotes.
     arguments = ", ".join(json.dumps(value) for value in (tenant, *texts))
-    is_usual = model == wire.MODEL
+    is_usual = model in (wire.MODEL, roles.ROUTE_NAME)
     server = json.dumps(ports.grpc_url) if is_usual else f"{json.dumps(ports.grpc_url)}, model={json.dumps(model)}"
     code = f"from hplm_client import Client; print(Client({server}).predict({arguments}).label)"
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]

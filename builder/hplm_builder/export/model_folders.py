@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +39,17 @@ from hplm.core.settings import (
     fused_values,
     load_settings,
 )
-from hplm.errors import ConfigError, DataError, MissingArtifactError, MissingRegistryError, UnknownDomainError
+from hplm.errors import (
+    ConfigError,
+    DataError,
+    MissingArtifactError,
+    MissingRegistryError,
+    RegistryUnavailableError,
+    UnknownDomainError,
+    WrongBaseError,
+)
+from hplm.models import base_folder
+from hplm.plot import table as tables
 from hplm.registry.registry import Registry
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -85,7 +95,8 @@ def export(
 
     The function itself sets `store` and `registry` in all settings, and what the manager's settings say about the bases. The
     path of the store is relative to the settings' folder, so that store and models can be moved together.
-    Raises MissingArtifactError if the store lacks what the settings name, and DataError if `target` holds anything but model
+    Raises MissingArtifactError if the store lacks what the settings name, WrongBaseError if registry or tables do not fit the
+    base, and DataError if `target` holds anything but model
     folders of hplm. Raises ConfigError if kept settings cannot be read, if a fused model should have look-up processes, or if
     the base does not fit the bases that are there.
     """
@@ -110,6 +121,7 @@ def export(
             registry = registry or look_up.registry
     registry = _shared_registry(store, registry, plot.base, others)
     _check_store_has(replace(store, registry=registry), plot.base, plot.table)
+    _check_weights(replace(store, registry=registry), plot.base, plot.table)
 
     def count_of(role: Role, wanted: int | None) -> int:
         return wanted or (_instances_of(target / role.name) if kept is not None else 1)
@@ -275,6 +287,27 @@ def _check_store_has(store: Store, base: str, plot: str) -> None:
         raise MissingArtifactError(
             f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot`"
         ) from None
+
+
+def _check_weights(store: Store, base: str, plot: str) -> None:
+    """Refuse a base if the registry or the tables called `plot` are of other weights. Raises WrongBaseError."""
+    fingerprint = base_folder.read(store.base(base), verify=False).fingerprint
+    registered = fingerprint
+    # The registry may be away while models are exported. Each tenant's own files are checked when they are loaded.
+    nothing = (MissingRegistryError, RegistryUnavailableError, UnknownDomainError)
+    with suppress(*nothing), closing(Registry.open_read_only(store)) as registry:
+        registered = registry.base(base).fingerprint
+    if registered != fingerprint:
+        raise WrongBaseError(
+            f"base {base!r} in {store.root} has other weights than those that its tenants and domains were made for: put the "
+            "earlier base back, or convert the other one under another name (`hplm build base --name`)"
+        )
+    folder = store.table(plot, "root")
+    if folder.is_dir() and artifact.read(folder, tables.KIND).meta.get("base") != fingerprint:
+        raise WrongBaseError(
+            f"PLOT {plot!r} was built for another base than {base!r}: give --plot with a PLOT of this base, "
+            f"`hplm build plot --base {base} --plot NAME` makes it"
+        )
 
 
 def check_adapter_width(target: Path, reduction_factor: int, name: str = DEFAULT_NAME) -> None:

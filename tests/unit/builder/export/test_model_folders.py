@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,14 @@ from hplm.core.settings import (
     RouteSettings,
     load_settings,
 )
-from hplm.errors import ConfigError, DataError, MissingArtifactError
+from hplm.errors import ConfigError, DataError, MissingArtifactError, WrongBaseError
+from hplm.models import base_folder
+from hplm.plot import table as tables
+from hplm.registry.registry import Registry
+from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.backend_folder import share_folder
+from tests import tiny
 
 PLOT = LookupSettings(store="", base="b", table="t", miss="backoff")
 UPPER = EncodeSettings(store="", base="b")
@@ -44,9 +50,18 @@ UPPER = EncodeSettings(store="", base="b")
 def store_at(folder: Path, registry: str = "") -> Store:
     """Make a store that seems to have the base and the tables that the settings name."""
     store = Store(folder, registry)
-    store.base("b").mkdir(parents=True, exist_ok=True)
-    store.table("t", "root").mkdir(parents=True, exist_ok=True)
+    make_artifacts(store, "b", "t")
     return store
+
+
+def make_artifacts(store: Store, base: str, *plots: str, weights: bytes = b"") -> None:
+    """Make a base and its tables without contents, because an export reads their manifests alone."""
+    with artifact.publish(store.base(base), base_folder.KIND, {"config": asdict(tiny.config(name=base))}) as folder:
+        (folder / "weights").write_bytes(weights or base.encode())
+    fingerprint = base_folder.read(store.base(base)).fingerprint
+    for plot in plots:
+        with artifact.publish(store.table(plot, "root"), tables.KIND, {"base": fingerprint}):
+            pass
 
 
 def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(tmp_path: Path) -> None:
@@ -69,10 +84,9 @@ def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(ro
 
 
 def make_folders(store: Path) -> None:
-    """Make empty folders of bases and tables, because an export does not look into them."""
+    """Make two bases of the same weights, and tables of both."""
     for base in ("mine", DEFAULT_BASE):
-        (store / "bases" / base).mkdir(parents=True)
-    (store / "plots" / "general" / "root").mkdir(parents=True)
+        make_artifacts(Store(store), base, "general", weights=b"same")
 
 
 def test_kept_settings_are_the_earlier_models_except_given_options(
@@ -296,8 +310,7 @@ def make_two(folder: Path, **options: Any) -> Path:
     """Export two bases to one repository: hbert, and mpnet with `options`."""
     store = folder / "store"
     for base, table in (("small", "general"), ("big", "wide")):
-        (store / "bases" / base).mkdir(parents=True, exist_ok=True)
-        (store / "plots" / table / "root").mkdir(parents=True, exist_ok=True)
+        make_artifacts(Store(store), base, table)
     models = folder / "models"
     export_base(store, models, "small", "general")
     export_base(store, models, "big", "wide", name="mpnet", **options)
@@ -356,7 +369,7 @@ def served_by_route(models: Path) -> dict[str, str] | None:
 
 def test_two_bases_have_a_model_that_routes_to_both_and_its_limits_stay(tmp_path: Path) -> None:
     store, models = store_at(tmp_path / "store"), tmp_path / "models"
-    store.base("c").mkdir()
+    make_artifacts(store, "c", weights=b"b")
     export(store, models, PLOT, UPPER)
     assert served_by_route(models) is None
     export(store, models, replace(PLOT, base="c"), replace(UPPER, base="c"), name="other")
@@ -388,8 +401,7 @@ def test_a_base_that_does_not_fit_those_that_are_there_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match="base 'big' is served as 'mpnet': give --name mpnet"):
         export_base(tmp_path / "store", models, "big", "wide")
     elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "bases" / "new").mkdir(parents=True)
-    (elsewhere / "plots" / "general" / "root").mkdir(parents=True)
+    make_artifacts(Store(elsewhere), "new", "general")
     with pytest.raises(ConfigError, match=r"share a store, and that of 'hbert' is .*/store: give --store"):
         export_base(elsewhere, models, "new", "general", name="new")
     plot, other = LookupSettings(store="", base="big", table="wide"), Store(tmp_path / "store", "sqlite:///other")
@@ -410,3 +422,17 @@ def test_the_settings_of_one_base_are_kept_by_its_name(tmp_path: Path) -> None:
     assert weights == {"hbert": 2, "mpnet": 3}
     assert "count: 2 kind" in (models / "mpnet_upper" / "config.pbtxt").read_text()
     assert "count: 1 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
+
+
+def test_a_base_whose_tables_or_registry_are_of_other_weights_is_refused(tmp_path: Path) -> None:
+    models = make_two(tmp_path)
+    before = files_of(models, "mpnet")
+    store = Store(tmp_path / "store")
+    with pytest.raises(WrongBaseError, match="PLOT 'general' was built for another base than 'big'"):
+        export_base(store.root, models, "big", "general", name="mpnet")
+    with closing(Registry.open(store, create=True)) as registry:
+        registry.publish_base("big", base_folder.read(store.base("big")).fingerprint, "bases/big", 1.0)
+    make_artifacts(store, "big", "wide", weights=b"others")
+    with pytest.raises(WrongBaseError, match="has other weights than those that its tenants and domains were made for"):
+        export_base(store.root, models, "big", "wide", name="mpnet")
+    assert files_of(models, "mpnet") == before

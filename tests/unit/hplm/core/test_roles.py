@@ -16,6 +16,7 @@ from hplm.core.roles import (
     fused_role,
     models_of,
     names,
+    route_role,
     served_base,
     served_bases,
     unload_order,
@@ -25,7 +26,9 @@ from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.model_folder import write_model
 
 
-@pytest.mark.parametrize("role", [*base_roles(), fused_role(), *MANAGING], ids=lambda role: role.template or role.name)
+@pytest.mark.parametrize(
+    "role", [*base_roles(), fused_role(), *MANAGING, route_role()], ids=lambda role: role.template or role.name
+)
 def test_a_role_has_the_model_folder_and_the_backend_that_the_catalogue_names(role: Role) -> None:
     config = (share_folder("model_repository") / (role.template or role.name) / "config.pbtxt").read_text()
     assert f'\nname: "{role.name}"\n' in f"\n{config}"
@@ -37,7 +40,7 @@ def test_a_role_has_the_model_folder_and_the_backend_that_the_catalogue_names(ro
 
 def test_every_model_folder_has_a_role() -> None:
     folders = {path.name for path in share_folder("model_repository").iterdir() if path.is_dir()}
-    assert folders == {*names(base_roles()), fused_role().template, *names(MANAGING)}
+    assert folders == {role.template or role.name for role in ROLES}
 
 
 def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() -> None:
