@@ -26,9 +26,10 @@ from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.model_folder import write_model
 
 
-@pytest.mark.parametrize(
-    "role", [*base_roles(), fused_role(), *MANAGING, route_role()], ids=lambda role: role.template or role.name
-)
+ROLES = [*base_roles(), fused_role(), *MANAGING, route_role()]
+
+
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.template or role.name)
 def test_a_role_has_the_model_folder_and_the_backend_that_the_catalogue_names(role: Role) -> None:
     config = (share_folder("model_repository") / (role.template or role.name) / "config.pbtxt").read_text()
     assert f'\nname: "{role.name}"\n' in f"\n{config}"
