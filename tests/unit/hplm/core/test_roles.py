@@ -25,7 +25,6 @@ from hplm.errors import ConfigError
 from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.model_folder import write_model
 
-
 ROLES = [*base_roles(), fused_role(), *MANAGING, route_role()]
 
 
