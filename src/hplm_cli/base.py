@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from hplm_builder.export.model_folders import delete_base
+from hplm_builder.export.model_folders import check_deletable, delete_base
 from hplm_client.cli.display import print_outcome, print_records
 from hplm_client.cli.options import JsonOption, open_client
 from hplm_client.manage.answers import Base, parse_answer
 
 from hplm.core.roles import names, served_base
+from hplm.housekeeping.garbage_collection import drop_uploads
 from hplm.manage.base_survey import survey_bases
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -48,8 +50,8 @@ def list_bases(
         with open_client(url, as_json=as_json) as client:
             bases = client.list_bases()
     else:
-        settings, folder = served_base(models).settings.encode, served_base(models).settings.folder
-        store = Store((folder / settings.store).resolve(), settings.registry)
+        served = served_base(models)
+        store = Store(served.store_root, served.settings.encode.registry)
         with closing(Registry.open_read_only(store)) as registry:
             survey = survey_bases(models, store, registry, stubs_over(models))
         bases = [parse_answer(Base, base) for base in survey]
@@ -60,6 +62,13 @@ def list_bases(
 def delete(
     name: Annotated[str, typer.Argument(help="Model by which clients call the base.")],
     models: ModelsOption = DEFAULT_MODELS,
+    from_store: Annotated[
+        bool,
+        typer.Option(
+            "--from-store",
+            help="Delete the base, its domains and tables too: `hplm store gc` removes the files. Refused if it has tenants.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take a base out of a model repository. A running `hplm serve` unloads its models when no request of it runs.
@@ -67,10 +76,19 @@ def delete(
     Its tenants, domains and tables stay in the store, and an export of the same base serves them again. The first base of a
     repository is refused.
 
-    Example: hplm base delete mpnet --models /srv/hplm/models
+    Examples:
+
+      hplm base delete mpnet --models /srv/hplm/models
+
+      hplm base delete mpnet --models /srv/hplm/models --from-store
     """
     served = served_base(models, name)
     base, roles = served.base, names(served.roles)
+    check_deletable(models, name)
+    if from_store:
+        store = Store(served.store_root, served.settings.encode.registry)
+        with closing(Registry.open(store)) as registry:
+            drop_uploads(store, registry, registry.delete_base(base, time.time()))
     delete_base(models, name)
     print_outcome(
         {"model": name, "base": base},

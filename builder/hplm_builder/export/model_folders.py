@@ -170,13 +170,8 @@ def delete_base(target: Path, name: str) -> None:
     Raises ConfigError if there is no such model of a base, or if it is the default base.
     """
     target = target.resolve()
-    removed, (default, *_) = served_base(target, name), served_bases(target)
-    if removed == default:
-        raise ConfigError(
-            f"{name!r} is the default base of {target}, by which requests are answered that name no base: export another "
-            f"base under this name, `hplm build export --name {name}`, or remove the repository"
-        )
-    kept = [base for base in served_bases(target) if base != removed]
+    check_deletable(target, name)
+    kept = [base for base in served_bases(target) if base.name != name]
     earlier = _earlier_manager(target)
     with artifact.replacing(target) as partial:
         _copy_models(kept, partial)
@@ -186,6 +181,16 @@ def delete_base(target: Path, name: str) -> None:
                 write_model(partial, role, asdict(manager))
         if (target / ROUTE_NAME).is_dir():
             write_model(partial, route_role(), asdict(_routing(target, {base.base: base.name for base in kept})))
+
+
+def check_deletable(target: Path, name: str) -> None:
+    """Raise ConfigError if a repository has no model `name` of a base, or if it is the default base."""
+    removed, (default, *_) = served_base(target, name), served_bases(target)
+    if removed == default:
+        raise ConfigError(
+            f"{name!r} is the default base of {target}, by which requests are answered that name no base: export another "
+            f"base under this name, `hplm build export --name {name}`, or remove the repository"
+        )
 
 
 def _routing(target: Path, served: Mapping[str, str]) -> RouteSettings:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hplm_builder.export.model_folders import delete_base, export
+from hplm_builder.export.model_folders import export
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_client import AsyncClient, Client, ManageClient
 from rich.progress import Progress
@@ -268,6 +268,25 @@ def test_one_bases_updates_and_rollback_leave_the_other_alone(place: Place) -> N
         np.testing.assert_allclose(found, was, atol=1e-3)
 
 
+def test_one_tenant_is_served_over_both_bases_by_each_ones_model(place: Place) -> None:
+    own, other = place.sides
+    tenant = own.tenants[1]
+    with place.client(own) as client, place.client(other) as stranger, place.manage() as manage:
+        before = client.predict(tenant, TEXTS[0], logits=True).logits
+        with at_work(place.store):
+            train = manage.on_server(place.rows.name)
+            manage.wait(manage.create_tenant(tenant, base=other.name, train=train, settings=FAST))
+        place.await_seen(other)
+        assert manage.show_tenant(tenant).bases.keys() == {own.name, other.name}
+        assert stranger.predict(tenant, TEXTS[0]).label in ("cat", "none")
+        np.testing.assert_array_equal(client.predict(tenant, TEXTS[0], logits=True).logits, before)
+        manage.delete_tenant(tenant, base=other.name)
+        place.await_seen(other)
+        with pytest.raises(errors.UnknownTenantError):
+            stranger.predict(tenant, TEXTS[0])
+        np.testing.assert_array_equal(client.predict(tenant, TEXTS[0], logits=True).logits, before)
+
+
 @dataclass
 class Load:
     """Requests to a base, one after the other, until the end: how many were answered, and what the others were told."""
@@ -298,9 +317,13 @@ def under_load(place: Place, side: Side) -> Iterator[Load]:
         thread.join()
 
 
-def test_a_base_is_added_and_deleted_while_requests_run(
-    place: Place, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def run_base(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `hplm base`."""
+    command = [sys.executable, "-m", "hplm_cli", "base", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_base_is_added_and_deleted_while_requests_run(place: Place) -> None:
     third = make_side(place.store, "late", "third", "general-third", 4)
     loads = [under_load(place, side) for side in place.sides]
     with loads[0] as first, loads[1] as second:
@@ -324,8 +347,11 @@ def test_a_base_is_added_and_deleted_while_requests_run(
             # Its settings are known to the manager, which has not started again.
             with pytest.raises(errors.UnknownDomainError):
                 manage.show_domain("law", base="third")
+        in_use = run_base("delete", "late", "--from-store", "--models", str(place.models))
+        assert in_use.returncode == 1
+        assert f"base 'third' cannot be deleted: {FLEET} tenants stand on it" in in_use.stderr
         with under_load(place, third) as last:
-            delete_base(place.models, "late")
+            assert run_base("delete", "late", "--models", str(place.models)).returncode == 0
             until(lambda: not place.is_ready("late"))
             until(lambda: bool(last.refused))
             until(lambda: not {"late_plot", "late_upper"} & stubs_over(place.models).keys())
@@ -361,12 +387,9 @@ def test_the_death_of_a_stage_of_one_base_leaves_the_other_serving(place: Place)
 
 
 def test_the_command_lists_the_bases_and_refuses_to_delete_the_default_one(place: Place) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hplm_cli", "base", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
     by_url, by_folder = (
-        run("list", "--json", *option) for option in (("--url", place.ports.grpc_url), ("--models", str(place.models)))
+        run_base("list", "--json", *option)
+        for option in (("--url", place.ports.grpc_url), ("--models", str(place.models)))
     )
     for listed in (by_url, by_folder):
         bases = [json.loads(line) for line in listed.stdout.splitlines()]
@@ -374,10 +397,10 @@ def test_the_command_lists_the_bases_and_refuses_to_delete_the_default_one(place
             ("hbert", "tiny", True),
             ("other", "small", True),
         ]
-    refused = run("delete", "hbert", "--models", str(place.models))
+    refused = run_base("delete", "hbert", "--models", str(place.models))
     assert refused.returncode == 1
     assert "'hbert' is the default base" in refused.stderr
-    unknown = run("delete", "nobody", "--models", str(place.models))
+    unknown = run_base("delete", "nobody", "--models", str(place.models))
     assert "its models of bases are: hbert, other" in unknown.stderr
 
 
