@@ -100,7 +100,7 @@ def test_an_update_stays_on_its_tenants_domain_and_a_create_needs_a_new_name(
         ask(service, "tenant.create", tenant="acme", data=data)
     with pytest.raises(UnknownTenantError):
         ask(service, "tenant.update", tenant="other", data=data)
-    with pytest.raises(UnknownTenantError, match="no tenant 'acme' over base 'other'"):
+    with pytest.raises(BadManageRequestError, match="does not serve base 'other'; it serves tiny"):
         ask(service, "tenant.update", tenant="acme", data=data, base="other")
     with pytest.raises(UnknownDomainError):
         ask(service, "tenant.create", tenant="other", domain="nowhere", data=data)
@@ -175,6 +175,9 @@ def test_a_job_has_the_settings_of_the_base_that_the_request_names(store: Store,
         assert [other.request[key] for key in settings] == ["second", "general-second", "backoff", 4]
         assert [domain.request[key] for key in settings] == ["second", "law", "backoff", 4]
         assert domain.request["parent"] == "general-second"
+        publish(registry, "alone")
+        with pytest.raises(UnknownTenantError, match="no tenant 'alone' over base 'second'"):
+            making.update(service, "alone", colours(), base="second")
         corpus = {"upload": upload(service, "a red cat\n" * 200, "corpus.txt")}
         with pytest.raises(BadManageRequestError, match="answers misses by back-off"):
             ask(service, "domain.create", domain="new", base="second", corpus=corpus, settings={"top_percent": 0})
