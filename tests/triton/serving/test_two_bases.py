@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -402,6 +403,12 @@ def test_the_command_lists_the_bases_and_refuses_to_delete_the_default_one(place
     assert "'hbert' is the default base" in refused.stderr
     unknown = run_base("delete", "nobody", "--models", str(place.models))
     assert "its models of bases are: hbert, other" in unknown.stderr
+
+
+def test_the_start_shows_an_answer_of_a_tenant_of_each_base(place: Place) -> None:
+    said = (place.models.parent / "serve.log").read_text()
+    for side in place.sides:
+        assert re.search(rf"  {side.fleet[0]} +'Anna sings in Paris' -> ", said)
 
 
 def test_tables_of_one_base_are_not_built_over_anothers(place: Place) -> None:

@@ -49,12 +49,13 @@ def _stubs() -> Iterator[tuple[int, Path]]:
         if not folder.name.isdigit():
             continue
         try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
+            program, script, *_ = (*(folder / "cmdline").read_bytes().split(b"\0"), b"")
         except OSError:
             continue
         # STUB <repository>/<model>/<version>/model.py ...
-        if Path(os.fsdecode(command[0])).name == STUB:
-            yield int(folder.name), Path(os.fsdecode(command[1])).parents[1]
+        path = Path(os.fsdecode(script))
+        if Path(os.fsdecode(program)).name == STUB and len(path.parts) > 2:
+            yield int(folder.name), path.parents[1]
 
 
 @dataclass(frozen=True)
