@@ -82,7 +82,7 @@ def export(
 ) -> None:
     """Write the models of a base, which clients call by `name`, to the repository `target` atomically.
 
-    Earlier models of that name are replaced, other bases stay as they are, and anything else there is refused. If `keep` names
+    Earlier models of that name are replaced, and other bases stay as they are. Any other folder is refused. If `keep` names
     settings, they stay as in the earlier models of that name. So does the registry, if it is of the same store and
     `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages. If
     `fused`, one model does the work of both stages in `instances` processes; its settings are those of `upper`, and those of

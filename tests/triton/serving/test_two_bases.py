@@ -47,7 +47,7 @@ ASKED = 400
 
 @dataclass(frozen=True)
 class Side:
-    """A base, its root, and the model that clients call; of its tenants one stands on its domain `law`, one on its root."""
+    """A base, its root, and the model that clients call. The first of `tenants` stands on domain `law`, the second on the root."""
 
     base: Base
     root: str
@@ -98,7 +98,7 @@ class Place:
 
 
 def add(folder: Path, store: Store, side: Side, manager: ManagerSettings | None) -> None:
-    """Export a base beside those that are there."""
+    """Export a base beside the other bases of the repository."""
     export(
         store,
         folder / "models",
@@ -290,7 +290,7 @@ def test_one_tenant_is_served_over_both_bases_by_each_ones_model(place: Place) -
 
 @dataclass
 class Load:
-    """Requests to a base, one after the other, until the end: how many were answered, and what the others were told."""
+    """Requests to a base, one after the other: the number of answers, and the errors of refused requests."""
 
     answered: int = 0
     refused: list[errors.HplmError] = field(default_factory=list)
@@ -356,7 +356,7 @@ def test_a_base_is_added_and_deleted_while_requests_run(place: Place) -> None:
             until(lambda: not place.is_ready("late"))
             until(lambda: bool(last.refused))
             until(lambda: not {"late_plot", "late_upper"} & stubs_over(place.models).keys())
-        # What was under way has been answered; what came later was told that there is no such model.
+        # Requests under way were answered. Later requests are refused, because there is no such model.
         assert {type(error) for error in last.refused} == {errors.UnreachableError}
         assert all("unknown model" in str(error) for error in last.refused)
         with (
