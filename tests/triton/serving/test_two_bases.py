@@ -47,7 +47,7 @@ ASKED = 400
 
 @dataclass(frozen=True)
 class Side:
-    """A base, its root, and the model that clients call. `tenants`: the first stands on domain `law`, the second on the root."""
+    """A base, its root, and the model that clients call. The first tenant stands on domain `law`, the second on the root."""
 
     base: Base
     root: str
