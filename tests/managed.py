@@ -15,6 +15,7 @@ import numpy.typing as npt
 from hplm_builder.jobs.handlers import load_handlers
 from hplm_client import Client
 
+from hplm.core import wire
 from hplm.core.text import TextOrPair
 from hplm.engine import reference
 from hplm.errors import UnknownTenantError
@@ -56,14 +57,19 @@ class Place:
         await_seen(self.server, self.store, bases.load(self.store.base("tiny")))
 
 
-def await_seen(server: TritonServer, store: Store, base: Base, domain: str = tiny.PLOT) -> None:
-    """Until the server has seen whatever was changed before: a tenant that is published now answers.
+def await_seen(server: TritonServer, store: Store, base: Base) -> None:
+    """As `await_seen_at`, of a server of one base."""
+    await_seen_at(server.ports.grpc_url, store, base)
+
+
+def await_seen_at(grpc_url: str, store: Store, base: Base, domain: str = tiny.PLOT, model: str = wire.MODEL) -> None:
+    """Until the model of a base has seen whatever was changed before: a tenant that is published now answers.
 
     A look takes in all changes up to it. It is the first stage that looks, the other asks for a version that it does not know.
     """
     name = f"seen-{uuid.uuid4().hex}"
     tiny.make_tenant(store, base, name, 0, like="alpha", domain=domain)
-    with Client(server.ports.grpc_url) as client:
+    with Client(grpc_url, model=model) as client:
 
         def is_known() -> bool:
             try:

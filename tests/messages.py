@@ -30,9 +30,9 @@ TEXTS = tiny.sentences(3, seed=5, words=(3, 12))
 TOLERANCE = 1e-4
 
 
-def message(tenant: str, text: str) -> bytes:
+def message(tenant: str, text: str, model: str = wire.MODEL) -> bytes:
     """An infer request that asks for LABEL and LOGITS alone."""
-    made = service_pb2.ModelInferRequest(model_name=wire.MODEL)
+    made = service_pb2.ModelInferRequest(model_name=model)
     for name, value in ((wire.TEXT, text), (wire.TENANT, tenant)):
         made.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
         made.raw_input_contents.append(len(value.encode()).to_bytes(4, "little") + value.encode())

@@ -7,20 +7,20 @@ from hplm.core.settings import FusedSettings, load_settings
 from hplm.serving.fused_stage import FusedStage
 from hplm.triton.bridge import translate
 from hplm.triton.stages.label_outputs import label_writer
-from hplm.triton.stages.text_model import TextModel
+from hplm.triton.stages.lookup_model import LookupModel
 
 # The most seconds that a call is held. Requests that come meanwhile wait so much longer until they are admitted or refused.
 HOLD_S = 0.005
 
 
-class TritonPythonModel(TextModel):
+class TritonPythonModel(LookupModel):
     def initialize(self, args):
         folder = translate.version_folder(args)
         settings = load_settings(FusedSettings, folder / "settings.json")
         stage = FusedStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
         # The log says what `auto` has chosen: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {stage.about}")
-        self.begin_texts(
+        self.begin_lookup(
             args,
             stage,
             stage.lookup,

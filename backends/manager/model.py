@@ -6,8 +6,9 @@ from functools import partial
 import numpy as np
 
 from hplm.core import wire
-from hplm.core.settings import ManagerSettings, load_settings
 from hplm.jobs.job_counts import JobCounts
+from hplm.manage.base_survey import survey_bases
+from hplm.manage.current_settings import CurrentSettings
 from hplm.manage.service import ManageService
 from hplm.runtime.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageStage
@@ -15,14 +16,21 @@ from hplm.serving.request import Request
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
 from hplm.triton.bridge import metrics, translate
+from hplm.triton.workarounds.dead_stubs import stubs_over
 
 
 class TritonPythonModel:
     def initialize(self, args):
         folder = translate.version_folder(args)
-        settings = load_settings(ManagerSettings, folder / "settings.json")
+        read_settings = CurrentSettings(folder / "settings.json")
+        settings, models = read_settings(), folder.parents[1]
         store = Store((folder / settings.store).resolve(), settings.registry)
-        self._service = ManageService(store, settings, is_told_to_stop=partial(is_told_to_stop, os.getppid()))
+        self._service = ManageService(
+            store,
+            read_settings,
+            is_told_to_stop=partial(is_told_to_stop, os.getppid()),
+            survey_bases=lambda registry: survey_bases(models, store, registry, stubs_over(models)),
+        )
         self._jobs, gauges = None, {}
         if translate.is_decoupled(args):
             stage, name, events = WatchStage(self._service.job_state), "watch", "Watches of jobs by outcome, events"

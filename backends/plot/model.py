@@ -7,7 +7,7 @@ from hplm.core.settings import LookupSettings, load_settings
 from hplm.serving.lookup_stage import LookupStage
 from hplm.serving.multi_text import pack
 from hplm.triton.bridge import translate
-from hplm.triton.stages.text_model import TextModel
+from hplm.triton.stages.lookup_model import LookupModel
 
 # Seconds that the look-up of one call takes if the tables know its text.
 LOOK_UP_S = 0.003
@@ -15,13 +15,13 @@ LOOK_UP_S = 0.003
 MOST_HOLD_S = 0.015
 
 
-class TritonPythonModel(TextModel):
+class TritonPythonModel(LookupModel):
     def initialize(self, args):
         translate.check_tensors(args, [wire.REQUEST_META])
         folder = translate.version_folder(args)
         settings = load_settings(LookupSettings, folder / "settings.json")
         stage = LookupStage(settings, folder, translate.instances(args))
-        self.begin_texts(
+        self.begin_lookup(
             args,
             stage,
             stage.lookup,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
 from hplm.core import wire
-from hplm.errors import ConfigError, UnreachableError
+from hplm.errors import ConfigError, ForbiddenError, HplmError, UnreachableError
 from hplm_client.infer_tensors import (
     Request,
     TenantTextPair,
@@ -18,6 +19,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
+from hplm_client.model_choice import ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, ClientOwnership
@@ -40,8 +42,12 @@ class AsyncClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         concurrency: int = 100,
         headers: Mapping[str, str] | None = None,
+        model: str | None = None,
     ) -> None:
+        """The arguments are those of `Client`."""
         self.url = url
+        self._choice = ModelChoice(model)
+        self._choosing = asyncio.Lock()
         address = split_url(url)
         self._is_grpc = address.protocol == "grpc"
         # Over HTTP the session applies the timeout.
@@ -57,10 +63,28 @@ class AsyncClient:
         self._tasks: set[asyncio.Future[Any]] = set()
 
     async def is_ready(self) -> bool:
-        """Return whether hBERT is loaded on the server, as `Client.is_ready`."""
+        """Return whether the model is loaded on the server, as `Client.is_ready`."""
         self._check_caller()
+        for model in self._choice.candidates:
+            if await self._has_ready(model):
+                return True
+        return False
+
+    async def _has_ready(self, model: str) -> bool:
         with typed_errors(self.url):
-            return bool(await self._call(lambda: self._triton.is_model_ready(wire.MODEL, **self._timeout_option)))
+            return bool(await self._call(lambda: self._triton.is_model_ready(model, **self._timeout_option)))
+
+    async def _model(self) -> str:
+        """Return the model to call. The first time, ask the server whether it has the model for all bases."""
+        if (model := self._choice.name) is not None:
+            return model
+        async with self._choosing:
+            if (model := self._choice.name) is None:
+                has_router = False
+                with suppress(ForbiddenError):
+                    has_router = await self._has_ready(wire.ROUTER)
+                model = self._choice.choose(has_router=has_router)
+            return model
 
     async def predict(
         self,
@@ -89,10 +113,15 @@ class AsyncClient:
         with typed_errors(self.url):
             inputs = input_tensors(self._module, batch)
             options = {**infer_options(self._module, logits, deadline_s), **self._timeout_option}
-        with typed_answer(self.url):
-            async with self._permits:
-                result = await self._call(lambda: self._triton.infer(wire.MODEL, inputs, **options), deadline_s)
-            return predictions_from(result, batch, logits)
+        try:
+            with typed_answer(self.url):
+                async with self._permits:
+                    model = await self._model()
+                    result = await self._call(lambda: self._triton.infer(model, inputs, **options), deadline_s)
+                return predictions_from(result, batch, logits)
+        except HplmError as error:
+            self._choice.failed(error)
+            raise
 
     async def close(self) -> None:
         """Close the connections. Calls under way end with UnreachableError, over gRPC after half a second."""

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, overload
 from weakref import finalize
@@ -22,6 +22,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
+from hplm_client.model_choice import ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
@@ -34,10 +35,11 @@ from hplm_client.transport.time_limits import CLOSE_GRACE_S, DEFAULT_TIMEOUT_S, 
 
 @dataclass(frozen=True)
 class _CallOptions:
-    """The options of tritonclient's infer calls, and the deadline that they hold as Triton's `timeout`."""
+    """The options of tritonclient's infer calls, the deadline that they hold as Triton's `timeout`, and the model to call."""
 
     options: dict[str, Any]
     deadline_s: float | None
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class PendingPrediction:
 
 
 class Client:
-    """A client that calls hBERT over HTTP or gRPC.
+    """A client that calls tenants' models over HTTP or gRPC.
 
     >>> with Client("grpc://127.0.0.1:8001") as client:  # doctest: +SKIP
     ...     client.predict("films", "A moving, beautifully acted film.").label
@@ -62,6 +64,9 @@ class Client:
 
     Over HTTP use one client in one thread. Calls raise the errors of `hplm.errors`: UnreachableError if no server answers,
     ConfigError if the client was made before a fork.
+
+    `model` is the model of a base. By default the client calls the model for the tenants of all bases, `hplm`, if the server
+    has it, else `hbert`. The client asks for it once, at its first call.
 
     `timeout_s` limits each call.
 
@@ -80,8 +85,10 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         concurrency: int = 16,
         headers: Mapping[str, str] | None = None,
+        model: str | None = None,
     ) -> None:
         self.url = url
+        self._choice = ModelChoice(model)
         self._concurrency = concurrency
         address = split_url(url)
         self._is_grpc = address.protocol == "grpc"
@@ -96,13 +103,26 @@ class Client:
         self._num_grpc_calls = 0
 
     def is_ready(self) -> bool:
-        """Return whether hBERT is loaded on the server; over HTTP also False if a proxy refuses the question.
+        """Return whether the model is loaded on the server; over HTTP also False if a proxy refuses the question.
 
         Raises UnreachableError if no server answers.
         """
         self._ownership.check_caller()
+        return any(self._has_ready(model) for model in self._choice.candidates)
+
+    def _has_ready(self, model: str) -> bool:
         with typed_errors(self.url), self._ownership.closed_as_unreachable(), self._time_limit():
-            return bool(self._triton.is_model_ready(wire.MODEL, **self._timeout_option))
+            return bool(self._triton.is_model_ready(model, **self._timeout_option))
+
+    def _with_model(self, call: _CallOptions) -> _CallOptions:
+        """Return the options with the model to call. The first time, ask the server whether it has the model for all bases."""
+        if (model := self._choice.name) is None:
+            has_router = False
+            # A server may forbid this question and still answer requests.
+            with suppress(ForbiddenError):
+                has_router = self._has_ready(wire.ROUTER)
+            model = self._choice.choose(has_router=has_router)
+        return replace(call, model=model)
 
     def predict(
         self,
@@ -132,7 +152,11 @@ class Client:
         self._ownership.check_caller()
         with typed_errors(self.url):
             inputs, call = input_tensors(self._module, batch), self._call_options(logits, deadline_s)
-        result = self._infer(self._triton, inputs, call)
+        try:
+            result = self._infer(self._triton, inputs, self._with_model(call))
+        except HplmError as error:
+            self._choice.failed(error)
+            raise
         with typed_answer(self.url):
             return predictions_from(result, batch, logits)
 
@@ -183,12 +207,14 @@ class Client:
         pending: deque[PendingPrediction] = deque()
         failure: Exception | None = None
         self._check_server_is_live()
+        call = self._with_model(call)
 
         def finish_oldest() -> Prediction | HplmError:
             self._ownership.check_process()
             try:
                 return self._finish(pending.popleft(), logits)
             except HplmError as error:
+                self._choice.failed(error)
                 if raises_errors:
                     raise
                 return error
@@ -280,7 +306,7 @@ class Client:
             outcome.put((result, error))
             self._add_grpc_calls(-1)
 
-        triton.async_infer(wire.MODEL, inputs, callback=put, **call.options)
+        triton.async_infer(call.model, inputs, callback=put, **call.options)
         self._add_grpc_calls(1)
         return outcome
 
@@ -291,7 +317,7 @@ class Client:
             self._time_limit(call.deadline_s),
         ):
             if not self._is_grpc:
-                return triton.infer(wire.MODEL, inputs, **call.options)
+                return triton.infer(call.model, inputs, **call.options)
             if call.deadline_s is not None:
                 result, error = self._start_grpc(triton, inputs, call).get()
                 if error is not None:
@@ -299,7 +325,7 @@ class Client:
                 return result
             self._add_grpc_calls(1)
             try:
-                return triton.infer(wire.MODEL, inputs, **call.options)
+                return triton.infer(call.model, inputs, **call.options)
             finally:
                 self._add_grpc_calls(-1)
 

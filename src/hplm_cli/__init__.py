@@ -30,6 +30,7 @@ COMMANDS = {
         "hplm_builder.cli.build:app", "build", "Convert a base, make tables, fine-tune tenants, export models."
     ),
     "store": Command("hplm_cli.store:app", "serve", "Check a store, remove unused files, register artifacts."),
+    "base": Command("hplm_cli.base:app", "serve", "List the bases that a server serves, or take one out."),
     "worker": Command(
         "hplm_cli.worker:worker", "build", "Run the jobs that manage requests queue; serve starts a worker."
     ),

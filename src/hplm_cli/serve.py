@@ -8,9 +8,12 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing, suppress
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from hplm_client import Client
@@ -27,6 +30,7 @@ from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
+from hplm.triton.launcher.base_changes import BaseChanges
 from hplm.triton.launcher.install import find_triton
 from hplm.triton.launcher.log_files import is_plain
 from hplm.triton.launcher.ports import Ports, check_free, free_ports
@@ -38,6 +42,13 @@ from hplm_cli.supervisor import Supervisor
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
 ANY_TEXT = "A short text, to see an answer."
+
+
+class ShownTenant(NamedTuple):
+    """A tenant that is shown at the start, and the model by which clients call its base."""
+
+    model: str
+    card: TenantCard
 
 
 class _LossyConsole(Console):
@@ -113,7 +124,7 @@ def serve(
         console.print(f"No models in {models} yet: building them, a few minutes once.")
         with progress_bars() as progress:
             show_scores(build_demo(DEMO_FOLDER, progress))
-    cards, more, damaged = served_tenants(models)
+    shown, more, damaged = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
     server = jobs = None
@@ -123,17 +134,21 @@ def serve(
         server.wait_ready(start_timeout)
         watch = HangWatch(server, log if is_plain(log) else None)
         stubs = StubKeeper(server, watch.is_over)
-        predictions = _predictions(console, ports.http_url, cards)
+        changes = BaseChanges(models, server, stubs, watch.is_over)
+        predictions = _predictions(console, ports.http_url, shown)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
-            if damaged or len(predictions) < len(cards):
+            if damaged or len(predictions) < len(shown):
                 raise typer.Exit(1)
             return
         beside = log if is_plain(log) else models  # not in /dev
         jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
-        _explain(console, ports, predictions, more)
+        # The model that routes answers every tenant.
+        is_routed = (models / roles.ROUTE_NAME).is_dir()
+        of_tenant = {t.card.name: roles.ROUTE_NAME if is_routed else t.model for t in shown}
+        _explain(console, ports, predictions, more, of_tenant)
         while not watch.is_over():
-            for message in stubs.look():
+            for message in (*stubs.look(), *changes.look()):
                 console.print(message, style="yellow", markup=False)
             if server.renew_reaper():
                 console.print(
@@ -172,32 +187,35 @@ def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor 
     return Supervisor(command, log, environment={"HPLM_REGISTRY": settings.registry})
 
 
-def served_tenants(models: Path) -> tuple[list[TenantCard], int, int]:
-    """Return the first tenants of a repository, how many more there are, and how many were left out as damaged.
+def served_tenants(models: Path) -> tuple[list[ShownTenant], int, int]:
+    """Return the first tenants of each base of a repository, how many more there are, and how many were left out as damaged.
 
     Tenants with a folder of their own come before tenants in a bank. Raises before Triton starts if settings, registry or
-    base are damaged.
+    a base are damaged.
     """
-    _, settings, folder = roles.load_serving_settings(models)
-    store = Store((folder / settings.store).resolve(), settings.registry)
-    bring_up_to_date(store)
-    base = base_folder.read(store.base(settings.base), verify=False)
-    with closing(Catalog(store, settings.base)) as catalog:
-        bank = TenantBank(store, catalog, base.fingerprint)
-        cards: list[TenantCard] = []
-        served = catalog.served()
-        more, damaged = len(served), 0
-        for tenant in sorted(served, key=lambda tenant: (is_banked(store, store.path(tenant.path)), tenant.name)):
-            if len(cards) == SHOWN_TENANTS:
-                break
-            more -= 1
-            try:
-                cards.append(bank.card(tenant))
-            except ArtifactError as error:
-                damaged += 1
-                console = _LossyConsole(stderr=True, soft_wrap=True)
-                console.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
-    return cards, more, damaged
+    shown: list[ShownTenant] = []
+    more = damaged = 0
+    for served in (roles.served_base(models), *roles.served_bases(models)[1:]):
+        store = Store(served.store_root, served.settings.encode.registry)
+        bring_up_to_date(store)
+        base = base_folder.read(store.base(served.base), verify=False)
+        with closing(Catalog(store, served.base)) as catalog:
+            bank = TenantBank(store, catalog, base.fingerprint)
+            tenants = sorted(
+                catalog.served(), key=lambda tenant: (is_banked(store, store.path(tenant.path)), tenant.name)
+            )
+            cards: list[TenantCard] = []
+            while tenants and len(cards) < SHOWN_TENANTS:
+                tenant = tenants.pop(0)
+                try:
+                    cards.append(bank.card(tenant))
+                except ArtifactError as error:
+                    damaged += 1
+                    console = _LossyConsole(stderr=True, soft_wrap=True)
+                    console.print(f"tenant {tenant.name} cannot be served: {error}", style="yellow", markup=False)
+            more += len(tenants)
+        shown += [ShownTenant(served.name, card) for card in cards]
+    return shown, more, damaged
 
 
 def bring_up_to_date(store: Store) -> None:
@@ -212,22 +230,26 @@ def bring_up_to_date(store: Store) -> None:
             raise error from None
 
 
-def _predictions(console: Console, url: str, cards: list[TenantCard]) -> list[dict[str, object]]:
+def _predictions(console: Console, url: str, tenants: list[ShownTenant]) -> list[dict[str, object]]:
     """Return a real answer of each tenant. A tenant that cannot answer is named and left out."""
     answers = []
-    # The server's options may require headers, which the commands take from the environment too.
-    with Client(url, headers=headers_from_environment()) as client:
-        for card in cards:
-            try:
-                pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
-                answers.append(client.predict(card.name, card.example or ANY_TEXT, pair))
-            except HplmError as error:
-                console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
+    for model, group in groupby(tenants, key=attrgetter("model")):
+        # The server's options may require headers, which the commands take from the environment too.
+        with Client(url, model=model, headers=headers_from_environment()) as client:
+            for _, card in group:
+                try:
+                    pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
+                    answers.append(client.predict(card.name, card.example or ANY_TEXT, pair))
+                except HplmError as error:
+                    console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
     shown = ("tenant", "text", "pair", "label", "score")
     return [{key: a.as_dict()[key] for key in shown if key != "pair" or a.pair is not None} for a in answers]
 
 
-def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]], more: int) -> None:
+def _explain(
+    console: Console, ports: Ports, predictions: list[dict[str, object]], more: int, models: Mapping[str, str]
+) -> None:
+    """Show the answers of tenants, the addresses, and how to call the first tenant; `models` are by tenant."""
     for p in predictions:
         text = str(p["text"])
         shown = text if len(text) <= 70 else f"{text[:67]}..."
@@ -244,12 +266,12 @@ def _explain(console: Console, ports: Ports, predictions: list[dict[str, object]
         f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
     )
     if predictions:
-        _show_calls(console, ports, predictions[0])
+        _show_calls(console, ports, predictions[0], models[str(predictions[0]["tenant"])])
     console.print("\nCtrl-C stops it.")
 
 
-def _show_calls(console: Console, ports: Ports, prediction: dict[str, object]) -> None:
-    """Show how to request one of the predictions: with curl, in Python and with `hplm predict`."""
+def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], model: str) -> None:
+    """Show how to request one of the predictions: with curl, in Python, and of a model that clients find `hplm predict`."""
     tenant = str(prediction["tenant"])
     texts = [str(prediction[key]) for key in ("text", "pair") if key in prediction]
     body = json.dumps(
@@ -263,12 +285,14 @@ def _show_calls(console: Console, ports: Ports, prediction: dict[str, object]) -
     )
     # JSON strings are Python strings, and double quotes need no escape inside the shell's single quotes.
     arguments = ", ".join(json.dumps(value) for value in (tenant, *texts))
-    code = f"from hplm_client import Client; print(Client({json.dumps(ports.grpc_url)}).predict({arguments}).label)"
+    is_usual = model in (wire.MODEL, roles.ROUTE_NAME)
+    server = json.dumps(ports.grpc_url) if is_usual else f"{json.dumps(ports.grpc_url)}, model={json.dumps(model)}"
+    code = f"from hplm_client import Client; print(Client({server}).predict({arguments}).label)"
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]
     call += ["--pair", *texts[1:]] if len(texts) == 2 else []
     lines = [
-        shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/{wire.MODEL}/infer", "-d", body]),
+        shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/{model}/infer", "-d", body]),
         shlex.join([sys.executable, "-c", code]),
-        shlex.join([str(Path(sys.executable).parent / "hplm"), *call]),
+        *([shlex.join([str(Path(sys.executable).parent / "hplm"), *call])] if is_usual else []),
     ]
     console.print("\n" + "\n\n".join(lines), markup=False)

@@ -33,7 +33,6 @@ from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named, task_names
 from hplm.triton.launcher.command_line import shell_command
 from hplm.triton.launcher.install import find_triton
-from hplm.triton.launcher.server import roles_of
 from hplm_builder.cli.options import DEFAULT_STORE, BaseOption, PlotOption, StoreOption
 from hplm_builder.convert.base import (
     DEFAULT_BASE,
@@ -498,13 +497,26 @@ def export_models(
             show_default=f"two stages; {KEPT}",
         ),
     ] = None,
+    name: Annotated[
+        str,
+        typer.Option(
+            help="Model by which clients call the base. With another name the base is served beside those that are there."
+        ),
+    ] = roles.DEFAULT_NAME,
     manager: Annotated[
         bool | None,
         typer.Option(
             help="Also write the models that take manage requests.",
-            show_default=f"with them; {KEPT}",
+            show_default=f"with them; {KEPT}, and beside other bases as they have it",
         ),
     ] = None,
+    route: Annotated[
+        bool,
+        typer.Option(
+            "--route",
+            help="Also write the model hplm, which answers the tenants of every base. It is written for two bases.",
+        ),
+    ] = False,
     keep_settings: Annotated[
         bool,
         typer.Option("--keep-settings", help="Keep the settings of the earlier models, except the options given here."),
@@ -513,7 +525,10 @@ def export_models(
     """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
     With --fused, hbert alone takes the place of the first three.
 
-    Earlier models in the folder are replaced, with their settings unless --keep-settings is given. Examples:
+    Earlier models of this name are replaced, with their settings unless --keep-settings is given. With --name the models of
+    a further base are written beside those of other bases, and a running `hplm serve` loads them. Examples:
+
+      hplm build export --base mpnet --plot general-mpnet --name mpnet
 
       hplm build export --miss backoff --slots 256
 
@@ -528,30 +543,41 @@ def export_models(
       hplm build export --models /srv/hplm/models --store /srv/hplm/store --keep-settings
     """
     keep: frozenset[str] = frozenset()
+    roles.check_model_name(name)
+    others = [base.name for base in roles.served_bases(models) if base.name != name]
     if manager is None:
-        manager = not keep_settings or has_manager(models)
+        manager = has_manager(models) if keep_settings or others else True
     if keep_settings:
         keep = KEEPABLE_SETTINGS.difference(
             *(names for option, names in SETTINGS_OF_OPTION.items() if is_given(context, option))
         )
+    stages = roles.base_roles(name)
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
-    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, roles.LOOK_UP.name)
+    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, stages.look_up.name)
     slot_settings = {"num_slots": slots, "reduction_factor": reduction_factor}
-    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, roles.ENCODE.name)
+    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, stages.encode.name)
     if not keep_settings and not is_given(context, "reduction_factor"):
-        check_adapter_width(models, reduction_factor)
+        check_adapter_width(models, reduction_factor, name)
     export(
         Store.at(store),
         models,
         plot_settings,
         upper_settings,
         ManagerSettings(store="", base=base, domain=plot) if manager else None,
+        name=name,
         keep=keep,
         instances=instances,
         look_up_instances=look_up_instances,
         fused=fused,
+        route=route,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
+    if others:
+        # Not every server over this repository is an `hplm serve`.
+        loaded = ", ".join(roles.names(roles.served_base(models, name).roles))
+        print(
+            f"a running `hplm serve` loads {name} within seconds; your own tritonserver must load {loaded}, in this order"
+        )
 
 
 @app.command()
@@ -571,13 +597,11 @@ def backends(
       hplm build backends --out backends > serve.sh && sh serve.sh
     """
     install = find_triton()
-    if not (models / roles.ENSEMBLE.name).is_dir():
-        raise MissingArtifactError(
-            f"{models} has no model {roles.ENSEMBLE.name}: write the models with `hplm build export`"
-        )
+    if not roles.served_bases(models):
+        raise MissingArtifactError(f"{models} has no models of a base: write them with `hplm build export`")
     write_backends(install, out)
     Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
-    print(shell_command(install, models, out, roles_of(models)))
+    print(shell_command(install, models, out, roles.models_of(models)))
 
 
 @app.command()

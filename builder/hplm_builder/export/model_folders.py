@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from contextlib import closing
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hplm.core.roles import (
-    ENCODE,
-    ENSEMBLE,
-    FUSED,
-    LOOK_UP,
+    DEFAULT_NAME,
+    LOOK_UP_SUFFIX,
     MANAGER,
     MANAGING,
-    SERVING,
+    RESERVED,
+    ROUTE_NAME,
     Role,
-    load_serving_settings,
+    ServedBase,
+    base_roles,
+    check_model_name,
+    fused_role,
+    name_order,
     names,
-    serving_roles,
+    route_role,
+    served_base,
+    served_bases,
     settings_path,
 )
 from hplm.core.settings import (
     EncodeSettings,
     FusedSettings,
     LookupSettings,
+    ManagedBase,
     ManagerSettings,
+    RouteSettings,
     fused_values,
     load_settings,
 )
-from hplm.errors import ConfigError, DataError, MissingArtifactError, MissingRegistryError, UnknownDomainError
+from hplm.errors import (
+    ConfigError,
+    DataError,
+    MissingArtifactError,
+    MissingRegistryError,
+    RegistryUnavailableError,
+    UnknownDomainError,
+    WrongBaseError,
+)
+from hplm.models import base_folder
+from hplm.plot import table as tables
 from hplm.registry.registry import Registry
 from hplm.store import artifact
 from hplm.store.layout import Store
@@ -44,7 +62,7 @@ from hplm.triton.workarounds.shell_paths import check_path
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but the place of the store and of its registry.
 KEEPABLE_SETTINGS = frozenset(
-    field.name for role in (*SERVING, *MANAGING) if role.settings is not None for field in fields(role.settings)
+    field.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for field in fields(kind)
 ) - {"store", "registry"}
 
 
@@ -55,71 +73,186 @@ def export(
     upper: EncodeSettings,
     manager: ManagerSettings | None = None,
     *,
+    name: str = DEFAULT_NAME,
     keep: Collection[str] = (),
     instances: int | None = None,
     look_up_instances: int | None = None,
     fused: bool | None = None,
+    route: bool = False,
 ) -> None:
-    """Write the model folders to `target` atomically. Earlier model folders are replaced, anything else there is refused.
+    """Write the models of a base, which clients call by `name`, to the repository `target` atomically.
 
-    If `keep` names settings, they stay as in the earlier folders. So does the registry, if it is of the same store and
+    Earlier models of that name are replaced, and other bases stay as they are. Any other folder is refused. If `keep` names
+    settings, they stay as in the earlier models of that name. So does the registry, if it is of the same store and
     `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages. If
     `fused`, one model does the work of both stages in `instances` processes; its settings are those of `upper`, and those of
-    `plot` that FusedSettings has besides. None for these three means as in the earlier folders if settings are kept, else one
-    process of each of two stages. Without `manager`, the models that create and update tenants are left out.
+    `plot` that FusedSettings has besides. None for these three means as in the earlier models if settings are kept, else one
+    process of each of two stages. Without `manager`, the models that create and update tenants are left out. If there are
+    other bases, an earlier manager's limits are kept.
 
-    The function itself sets `store` and `registry` in all settings, and `miss` and `reduction_factor` in the manager's. The
+    The model that routes each request to its tenant's base is written if there are other bases, if `route`, and if it was
+    there before, whose limits are kept.
+
+    The function itself sets `store` and `registry` in all settings, and what the manager's settings say about the bases. The
     path of the store is relative to the settings' folder, so that store and models can be moved together.
-    Raises MissingArtifactError if the store lacks what the settings name, ConfigError if kept settings cannot be read or a
-    fused model should have look-up processes, and DataError if `target` holds anything but model folders of hplm.
+    Raises MissingArtifactError if the store lacks what the settings name, WrongBaseError if registry or tables do not fit the
+    base, and DataError if `target` holds anything but model
+    folders of hplm. Raises ConfigError if kept settings cannot be read, if a fused model should have look-up processes, or if
+    the base does not fit the bases that are there.
     """
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
         raise DataError(f"{target} holds the templates of the model folders; choose another folder")
-    if target.exists() and (foreign := {path.name for path in target.iterdir()} - {*names(SERVING), *names(MANAGING)}):
-        raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is not a model of hplm; choose an empty folder")
-    before = serving_roles(target)
-    is_kept = bool(keep) and (target / ENSEMBLE.name).is_dir()
+    check_model_name(name)
+    there = served_bases(target)
+    others = [base for base in there if base.name != name]
+    _check_only_models(target, name, others)
+    before = next((base for base in there if base.name == name), None)
+    kept = before if keep else None
     if fused is None:
-        fused = is_kept and FUSED in before
+        fused = kept is not None and kept.form == "fused"
     if fused and look_up_instances is not None:
         raise ConfigError("a fused model has no processes that only look up: leave out --look-up-instances")
     registry = store.registry
-    if is_kept:
-        kept = load_serving_settings(target)
-        plot, upper = _with_kept(plot, kept.look_up, keep), _with_kept(upper, kept.encode, keep)
-        if (kept.folder / kept.look_up.store).resolve() == store.root.resolve():
-            registry = registry or kept.look_up.registry
+    if kept is not None:
+        look_up, encode, _ = kept.settings
+        plot, upper = _with_kept(plot, look_up, keep), _with_kept(upper, encode, keep)
+        if kept.store_root == store.root.resolve():
+            registry = registry or look_up.registry
+    registry = _shared_registry(store, registry, plot.base, others)
     _check_store_has(replace(store, registry=registry), plot.base, plot.table)
+    _check_weights(replace(store, registry=registry), plot.base, plot.table)
 
     def count_of(role: Role, wanted: int | None) -> int:
-        return wanted or (_instances_of(target / role.name) if is_kept else 1)
+        return wanted or (_instances_of(target / role.name) if kept is not None else 1)
 
+    # The kept number of `instances` is that of the fused model or of the encode stage, whichever there was.
+    computing = fused_role(name) if kept is not None and kept.form == "fused" else base_roles(name).encode
     # The number of processes and the settings of each model.
-    models: dict[Role, tuple[int | None, LookupSettings | EncodeSettings | ManagerSettings | None]]
+    models: dict[Role, tuple[int | None, LookupSettings | EncodeSettings | ManagerSettings | RouteSettings | None]]
     if fused:
         of_both = FusedSettings(**fused_values(vars(plot), vars(upper)))
-        models = {FUSED: (count_of(FUSED if FUSED in before else ENCODE, instances), of_both)}
+        models = {fused_role(name): (count_of(computing, instances), of_both)}
     else:
+        roles = base_roles(name)
         models = {
-            LOOK_UP: (count_of(LOOK_UP, look_up_instances), plot),
-            ENCODE: (count_of(FUSED if FUSED in before else ENCODE, instances), upper),
-            ENSEMBLE: (None, None),
+            roles.look_up: (count_of(roles.look_up, look_up_instances), plot),
+            roles.encode: (count_of(computing, instances), upper),
+            roles.ensemble: (None, None),
         }
     if manager is not None:
-        if keep and not (target / MANAGER.name).is_dir():
-            manager = replace(manager, base=plot.base, domain=plot.table)
-        elif keep:
-            manager = _with_kept(manager, load_settings(ManagerSettings, settings_path(target, MANAGER)), keep)
+        earlier = _earlier_manager(target) if keep or others else None
         # Tenants are trained as they will be served: with the same misses, and adapters that fit the slots.
-        manager = replace(manager, miss=plot.miss, reduction_factor=upper.reduction_factor)
+        own = ManagedBase(plot.table, plot.miss, upper.reduction_factor)
+        if earlier is not None:
+            # With other bases the limits are kept, because they are the other bases' limits too.
+            manager = _with_kept(manager, earlier, KEEPABLE_SETTINGS if others else keep)
+            if "domain" in keep and plot.base in earlier.managed:
+                own = replace(own, domain=earlier.managed[plot.base].domain)
+        managed = {base.name: (base.base, _managed(base, earlier)) for base in others}
+        manager = _of_bases(manager, {**managed, name: (plot.base, own)})
         models |= dict.fromkeys(MANAGING, (None, manager))
+    if others or route or (target / ROUTE_NAME).is_dir():
+        served = {base.base: base.name for base in others} | {plot.base: name}
+        models[route_role()] = (None, _routing(target, served))
     with artifact.replacing(target) as partial:
+        _copy_models(others, partial)
         for role, (count, settings) in models.items():
             values: dict[str, Any] = {} if settings is None else asdict(settings)
             values["store"] = os.path.relpath(store.root.resolve(), target / role.name / "1")
             values["registry"] = registry
             write_model(partial, role, values, count)
+
+
+def delete_base(target: Path, name: str) -> None:
+    """Take the models of a base out of a repository. Its artifacts stay in the store.
+
+    Raises ConfigError if there is no such model of a base, or if it is the default base.
+    """
+    target = target.resolve()
+    check_deletable(target, name)
+    kept = [base for base in served_bases(target) if base.name != name]
+    earlier = _earlier_manager(target)
+    with artifact.replacing(target) as partial:
+        _copy_models(kept, partial)
+        if earlier is not None:
+            manager = _of_bases(earlier, {base.name: (base.base, _managed(base, earlier)) for base in kept})
+            for role in MANAGING:
+                write_model(partial, role, asdict(manager))
+        if (target / ROUTE_NAME).is_dir():
+            write_model(partial, route_role(), asdict(_routing(target, {base.base: base.name for base in kept})))
+
+
+def check_deletable(target: Path, name: str) -> None:
+    """Raise ConfigError if a repository has no model `name` of a base, or if it is the default base."""
+    removed, (default, *_) = served_base(target, name), served_bases(target)
+    if removed == default:
+        raise ConfigError(
+            f"{name!r} is the default base of {target}, by which requests are answered that name no base: export another "
+            f"base under this name, `hplm build export --name {name}`, or remove the repository"
+        )
+
+
+def _routing(target: Path, served: Mapping[str, str]) -> RouteSettings:
+    """Return the settings of the model that routes to the models of bases; its limits stay as they were in `target`."""
+    if not (target / ROUTE_NAME).is_dir():
+        return RouteSettings("", dict(served))
+    return replace(load_settings(RouteSettings, settings_path(target, route_role())), models=dict(served))
+
+
+def _copy_models(bases: Sequence[ServedBase], target: Path) -> None:
+    for base in bases:
+        for role in base.roles:
+            shutil.copytree(base.models / role.name, target / role.name)
+
+
+def _earlier_manager(target: Path) -> ManagerSettings | None:
+    """Return the settings of a repository's manager, None if it has none. Raises ConfigError."""
+    if not (target / MANAGER.name).is_dir():
+        return None
+    return load_settings(ManagerSettings, settings_path(target, MANAGER))
+
+
+def _managed(base: ServedBase, manager: ManagerSettings | None) -> ManagedBase:
+    """Return how a manager trains for a base that a repository serves; its domain stays as the manager has it."""
+    look_up, encode, _ = base.settings
+    known = manager.managed.get(base.base) if manager is not None else None
+    return ManagedBase(known.domain if known else look_up.table, look_up.miss, encode.reduction_factor)
+
+
+def _of_bases(manager: ManagerSettings, managed: Mapping[str, tuple[str, ManagedBase]]) -> ManagerSettings:
+    """Return a manager's settings for bases, given by the name of their model."""
+    (base, default), *further = (managed[name] for name in sorted(managed, key=name_order))
+    return replace(manager, base=base, **asdict(default), bases={base: asdict(settings) for base, settings in further})
+
+
+def _check_only_models(target: Path, name: str, others: Sequence[ServedBase]) -> None:
+    """Raise DataError if a repository holds anything but models of a base `name`, of other bases and of all bases."""
+    known = {*names(base_roles(name)), *RESERVED, *(role.name for base in others for role in base.roles)}
+    if target.exists() and (foreign := {path.name for path in target.iterdir()} - known):
+        raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is not a model of hplm; choose an empty folder")
+
+
+def _shared_registry(store: Store, registry: str, base: str, others: Sequence[ServedBase]) -> str:
+    """Return the registry of a base beside other bases, by default theirs. Raises ConfigError if the base does not fit."""
+    for other in others:
+        there = other.settings.encode
+        if (root := other.store_root) != store.root.resolve():
+            raise ConfigError(
+                f"the bases of a repository share a store, and that of {other.name!r} is {root}: give --store {root}, or "
+                "another folder with --models"
+            )
+        if other.base == base:
+            raise ConfigError(
+                f"base {base!r} is served as {other.name!r}: give --name {other.name} to change it, or another --base"
+            )
+        if registry and registry != there.registry:
+            raise ConfigError(
+                f"the bases of a repository share a registry, and {other.name!r} has another than HPLM_REGISTRY names: export "
+                "without the variable, or to another folder with --models"
+            )
+        registry = there.registry
+    return registry
 
 
 def write_backends(install: TritonInstall, target: Path) -> None:
@@ -141,7 +274,7 @@ def write_backends(install: TritonInstall, target: Path) -> None:
 
 def has_manager(target: Path) -> bool:
     """Return whether an export to `target` should have the manager: if its models have it, or if it has no models."""
-    return (target / MANAGER.name).is_dir() or not (target / ENSEMBLE.name).is_dir()
+    return (target / MANAGER.name).is_dir() or not served_bases(target)
 
 
 def _check_store_has(store: Store, base: str, plot: str) -> None:
@@ -161,10 +294,31 @@ def _check_store_has(store: Store, base: str, plot: str) -> None:
         ) from None
 
 
-def check_adapter_width(target: Path, reduction_factor: int) -> None:
-    """Refuse a `reduction_factor` with narrower adapter slots than the models in `target` have. Raises ConfigError."""
+def _check_weights(store: Store, base: str, plot: str) -> None:
+    """Refuse a base if the registry or the tables called `plot` are of other weights. Raises WrongBaseError."""
+    fingerprint = base_folder.read(store.base(base), verify=False).fingerprint
+    registered = fingerprint
+    # The registry may be away while models are exported. Each tenant's own files are checked when they are loaded.
+    nothing = (MissingRegistryError, RegistryUnavailableError, UnknownDomainError)
+    with suppress(*nothing), closing(Registry.open_read_only(store)) as registry:
+        registered = registry.base(base).fingerprint
+    if registered != fingerprint:
+        raise WrongBaseError(
+            f"base {base!r} in {store.root} has other weights than those that its tenants and domains were made for: put the "
+            "earlier base back, or convert the other one under another name (`hplm build base --name`)"
+        )
+    folder = store.table(plot, "root")
+    if folder.is_dir() and artifact.read(folder, tables.KIND).meta.get("base") != fingerprint:
+        raise WrongBaseError(
+            f"PLOT {plot!r} was built for another base than {base!r}: give --plot with a PLOT of this base, "
+            f"`hplm build plot --base {base} --plot NAME` makes it"
+        )
+
+
+def check_adapter_width(target: Path, reduction_factor: int, name: str = DEFAULT_NAME) -> None:
+    """Refuse a `reduction_factor` with narrower adapter slots than the base `name` of `target` has. Raises ConfigError."""
     try:
-        before = load_serving_settings(target).encode.reduction_factor
+        before = served_base(target, name).settings.encode.reduction_factor
     except ConfigError:
         # No earlier settings, or unreadable ones: there is nothing to compare, and the export replaces them.
         return
@@ -182,7 +336,7 @@ def _instances_of(folder: Path) -> int:
     if not path.exists():
         return 1
     if (count := instances_in(path.read_text())) is None:
-        option = "--look-up-instances" if folder.name == LOOK_UP.name else "--instances"
+        option = "--look-up-instances" if folder.name.endswith(LOOK_UP_SUFFIX) else "--instances"
         raise ConfigError(
             f"{path}: instance_group was edited, so its number cannot be read; give the number with {option}"
         )

@@ -21,7 +21,9 @@ UrlOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line on standard output.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the training, which makes a run repeatable.")]
-BaseOption = Annotated[str | None, typer.Option(help="Base of the domain. Default: the server's own base.")]
+BaseOption = Annotated[
+    str | None, typer.Option(help="Base of the domain: `hplm base list` names them. Default: the server's first base.")
+]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,6 +41,12 @@ def predict(
             help="Address of the server: http://HOST:PORT or grpc://HOST:PORT; https or grpcs over TLS.",
         ),
     ] = "http://127.0.0.1:8000",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of a base to call. Default: hplm, for the tenants of all bases, if it is there, else hbert."
+        ),
+    ] = None,
     deadline_s: Annotated[
         float | None,
         typer.Option(
@@ -94,7 +100,7 @@ def predict(
     timeout_s = DEFAULT_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
     try:
         inputs = read_inputs(_standard_input(), text, pair, jsonl=jsonl)
-        with Client(url, headers=headers_from_environment(), timeout_s=timeout_s) as client:
+        with Client(url, headers=headers_from_environment(), timeout_s=timeout_s, model=model) as client:
             for item, answer in stream_predictions(client, tenant, inputs, deadline_s):
                 was_sent = not isinstance(item.texts, HplmError)
                 if was_sent and isinstance(answer, HplmError) and (text is not None or _fails_all(client, answer)):

@@ -91,7 +91,7 @@ def create(
     pooling: Annotated[str | None, typer.Option(help="Input of a classification's head: mean or cls.")] = None,
     base: Annotated[
         str | None,
-        typer.Option(help="Base that the server must serve. For a tenant of another base, ask that base's server."),
+        typer.Option(help="Base of the tenant: `hplm base list` names them. Default: the server's first base."),
     ] = None,
 ) -> None:
     """Create a tenant on a running server: fine-tune it and serve it. It answers within a second after the job's end.
@@ -101,6 +101,8 @@ def create(
       hplm tenant create acme --train train.csv --dev dev.csv --test test.csv
 
       hplm tenant create notes --train notes.conll --domain medical --epochs 20 --learning-rate 1e-3 --learning-rate 3e-3
+
+      hplm tenant create acme --train train.csv --base mpnet
 
       hplm tenant create desk --train tickets.csv --text-column Body --label-column Category
 

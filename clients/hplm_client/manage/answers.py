@@ -92,6 +92,27 @@ class TenantDetails(Tenant):
 
 
 @dataclass(frozen=True)
+class Base:
+    """A base that a server's repository serves: clients call it by `model`.
+
+    `kind` is hierarchical or whole, `form` two-stage or fused. `process_bytes` is the memory of each model's processes, without
+    models whose processes the server cannot see.
+    """
+
+    model: str
+    base: str
+    kind: str
+    form: str
+    tenants: int
+    process_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> str:
+        """The memory of the base's processes, in words."""
+        return f"{sum(self.process_bytes.values()) / 1e6:,.0f} MB" if self.process_bytes else "-"
+
+
+@dataclass(frozen=True)
 class Domain:
     """A domain of a base; the root of a base's tree has no parent."""
 

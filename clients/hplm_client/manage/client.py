@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from hplm.errors import BadInputError, HplmError, InternalError, JobCancelledError, UnknownUploadError
 from hplm_client.manage.answers import (
+    Base,
     Domain,
     DomainDetails,
     Job,
@@ -134,6 +135,7 @@ class ManageClient:
         test: SourceOrUpload | None = None,
         unlabelled: SourceOrUpload | None = None,
         domain: str | None = None,
+        base: str | None = None,
         text_column: str | None = None,
         pair_column: str | None = None,
         label_column: str | None = None,
@@ -146,9 +148,8 @@ class ManageClient:
         """
         data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
         columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
-        return self._submit(
-            "tenant.update", tenant=tenant, data=data, columns=columns, domain=domain, settings=settings
-        )
+        request = {"domain": domain, "base": base, "settings": settings}
+        return self._submit("tenant.update", tenant=tenant, data=data, columns=columns, **request)
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
         """Return the cost of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`, from a dry run.
@@ -242,6 +243,10 @@ class ManageClient:
     def list_domains(self, base: str | None = None) -> list[Domain]:
         """Return the domains of one base, or of all bases."""
         return [parse_answer(Domain, domain) for domain in self.ask("domain.list", base=base)["domains"]]
+
+    def list_bases(self) -> list[Base]:
+        """Return the bases that the server serves, the default base first."""
+        return [parse_answer(Base, base) for base in self.ask("base.list")["bases"]]
 
     def show_job(self, job: str) -> Job:
         """Return a job. Raises UnknownJobError."""

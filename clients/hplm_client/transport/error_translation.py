@@ -36,14 +36,6 @@ UNREADABLE_ANSWER_ERRORS = (TypeError, AttributeError, ValueError, LookupError, 
 UNREADABLE_ANSWER = ("an exception occurred in the client while decoding", "client received an empty response")
 # HTTP statuses that only a proxy sends, never Triton.
 PROXY_STATUS = re.compile("3..|408|413|429")
-# Triton puts this before the message of a step of the ensemble.
-ENSEMBLE_PREFIX = re.compile(r"\Ain ensemble '[^']*', ")
-UNKNOWN_MODEL = "Request for unknown model"
-# Messages of Triton 24.10, with the status INTERNAL, about a model whose process has died. The second text is for a process
-# that died while it held the lock of its health. The third is for a step of the ensemble that ended without an answer.
-DEAD_STUB = re.compile(
-    r"Stub process ('[^']*' )?is not healthy|Failed to obtain the health mutex|in ensemble '[^']*', unexpected deadlock"
-)
 # gRPC's message for a call that the client has given up.
 GRPC_TIMED_OUT = "Deadline Exceeded"
 TIMED_OUT = "no answer within the client's timeout"
@@ -110,18 +102,18 @@ def from_triton(error: Any, url: str) -> HplmError:
         return QueueFullError(f"{url}: too many requests wait before a stage; try again later")
     if wire.TRITON_EXPIRED in message:
         return DeadlineError("the request waited for a stage until its deadline; it was not computed")
-    if DEAD_STUB.search(message):
+    if wire.DEAD_STUB.search(message):
         return StageDownError(
             f"{url}: a stage's process has died; `hplm serve` loads the stage again within seconds: try again then "
             f"(Triton: {message})"
         )
     if message.startswith(RESTRICTED) or _has_any(status, "UNAUTH", "PERMISSION", "401", "403"):
         return ForbiddenError(f"{url} refuses this client: {message}")
-    step_message = ENSEMBLE_PREFIX.sub("", message, count=1)
+    step_message = wire.ENSEMBLE_PREFIX.sub("", message, count=1)
     hint = ""
     if NOT_GRPC.match(message):
         hint = "; if it is the HTTP port, write http://HOST:8000"
-    elif step_message.startswith(UNKNOWN_MODEL):
+    elif step_message.startswith(wire.UNKNOWN_MODEL):
         hint = ": the server is starting, is stopping, loads the model again, or does not have the model"
     if hint or _has_any(status, "UNAVAILABLE", "DEADLINE", "499", "502", "503", "504"):
         return UnreachableError(f"{url}: {message}{hint}")

@@ -23,6 +23,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("upper", "", False),
     ("adapters", "", False),
     ("request", "", False),
+    ("route", "--models {minilm} --texts pool", False),
     ("limit", "--models {bert}", True),
     ("pipeline", "--models {minilm}", True),
     ("batching", "--models {bert}", True),

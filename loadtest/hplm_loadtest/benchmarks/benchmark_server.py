@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from rich.progress import Progress
 
-from hplm.core.roles import FUSED, LOOK_UP, Role, serving_roles, settings_path
-from hplm.core.settings import fused_values
+from hplm.core.roles import Role, route_role, served_base, settings_path
+from hplm.core.settings import FusedSettings, LookupSettings, fused_values
+from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
@@ -31,17 +32,17 @@ class StageSettings:
 
     def of(self, role: Role) -> Mapping[str, Any]:
         """Return the settings of a role: of a fused model those of both stages."""
-        if role == FUSED:
+        if role.settings is FusedSettings:
             return fused_values(self.plot, self.upper)
-        return self.plot if role == LOOK_UP else self.upper
+        return self.plot if role.settings is LookupSettings else self.upper
 
 
 AS_CONFIGURED = StageSettings()
 
 
 def copy_repository(models: Path, copy: Path, settings: StageSettings) -> Path:
-    """Copy the models that serve requests, with changed settings; return the folder of the store, which is not copied."""
-    for role in serving_roles(models):
+    """Copy the models of the first base, with changed settings; return the folder of the store, which is not copied."""
+    for role in served_base(models).roles:
         shutil.copytree(models / role.name, copy / role.name)
         if role.settings is not None:
             values = json.loads((path := settings_path(copy, role)).read_text())
@@ -52,16 +53,27 @@ def copy_repository(models: Path, copy: Path, settings: StageSettings) -> Path:
 
 @contextmanager
 def benchmark_server(
-    models: Path, settings: StageSettings = AS_CONFIGURED, *, log: str = "triton-bench.log"
+    models: Path,
+    settings: StageSettings = AS_CONFIGURED,
+    *,
+    log: str = "triton-bench.log",
+    with_router: bool = False,
 ) -> Iterator[TritonServer]:
     """Start a server over a copy of `models` with changed settings, and wait until it is ready.
 
     The store's bank files are in the page cache. The server has no models for manage requests. `log` is a file beside `models`;
-    servers that run at the same time need different logs.
+    servers that run at the same time need different logs. `with_router` adds the model that routes to the base's model.
     """
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         copy = Path(folder) / "models"
-        into_page_cache(copy_repository(models, copy, settings))
+        store = copy_repository(models, copy, settings)
+        if with_router:
+            served = served_base(copy)
+            registry = served.settings.encode.registry
+            write_model(
+                copy, route_role(), {"store": str(store), "registry": registry, "models": {served.base: served.name}}
+            )
+        into_page_cache(store)
         with TritonServer(copy, free_ports(), log=models.parent / log, tied=True) as server:
             server.wait_ready()
             yield server

@@ -32,6 +32,7 @@ from hplm_loadtest.benchmarks.serving.pipeline import pipeline
 from hplm_loadtest.benchmarks.serving.request import whole_requests
 from hplm_loadtest.benchmarks.serving.response import TENANTS as RESPONSE_TENANTS
 from hplm_loadtest.benchmarks.serving.response import response
+from hplm_loadtest.benchmarks.serving.route import route
 from hplm_loadtest.benchmarks.serving.throughput_by_tenants import TENANTS as THROUGHPUT_TENANTS
 from hplm_loadtest.benchmarks.serving.throughput_by_tenants import (
     Load,
@@ -136,6 +137,26 @@ def bench_request(
     Example: hplm bench request --concurrency 64 --together 1
     """
     whole_requests(models, rounds, count, concurrency, together).publish(json_file)
+
+
+@app.command(name="route")
+def bench_route(
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = 5,
+    pairs: Annotated[int, typer.Option(min=10, help="Requests to each model, one at a time, per round.")] = 400,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds of saturation per round.")] = 10.0,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure the cost of the model `hplm`, which routes by tenant, over calling the base's model: alone and at saturation.
+
+    Example: hplm bench route --models build/fleet-minilm-10000/models --texts pool --json route.json
+    """
+    if quick:
+        rounds, pairs, seconds = 1, min(pairs, 100), min(seconds, 3.0)
+    route(models, texts, rounds, pairs, in_flight, seconds).publish(json_file)
 
 
 @app.command(name="response")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
-from hplm.core.roles import ENCODE, FUSED, LOOK_UP, load_serving_settings
+from hplm.core.roles import base_roles, fused_role, load_serving_settings
 from hplm.core.settings import EncodeSettings, fused_values
 from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
@@ -193,13 +193,14 @@ class Systems:
             fleet = load_serving_settings(self._fleet.models)
             store = {"store": str((fleet.folder / fleet.encode.store).resolve())}
             values = fused_values(vars(fleet.look_up), vars(fleet.encode)) | upper | store
-            write_model(target, FUSED, values, self._limits.num_threads)
+            write_model(target, fused_role(), values, self._limits.num_threads)
             return
         copy_repository(self._fleet.models, target, StageSettings(look_up, upper))
         # A GPU computes the upper layers faster than one look-up process can prepare batches.
         look_ups = self._limits.num_threads if self._device.type == "cuda" else 1
-        for role, count in ((LOOK_UP.name, look_ups), (ENCODE.name, self._limits.num_threads)):
-            config = target / role / "config.pbtxt"
+        stages = base_roles()
+        for role, count in ((stages.look_up, look_ups), (stages.encode, self._limits.num_threads)):
+            config = target / role.name / "config.pbtxt"
             config.write_text(with_instances(config.read_text(), count))
         self.settings |= {
             "hbert_look_up_processes": look_ups,

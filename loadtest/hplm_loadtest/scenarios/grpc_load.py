@@ -19,6 +19,7 @@ from hplm_client.transport.address import split_url
 from hplm_client.transport.error_translation import from_triton
 from tritonclient.utils import InferenceServerException
 
+from hplm.core import wire
 from hplm.errors import ConfigError, UnreachableError
 from hplm_loadtest.scenarios.infer_messages import METHOD, infer_messages
 from hplm_loadtest.scenarios.outcomes import ANSWERED, Recorder, Run, joined
@@ -49,7 +50,15 @@ def open_loop_here(url: str, plan: LoadPlan, timeout_s: float) -> Run:
     return asyncio.run(_open(url, plan, timeout_s))
 
 
-def closed_loop(url: str, requests: Requests, in_flight: int, *, timeout_s: float = 30.0, generators: int = 1) -> Run:
+def closed_loop(
+    url: str,
+    requests: Requests,
+    in_flight: int,
+    *,
+    timeout_s: float = 30.0,
+    generators: int = 1,
+    model: str = wire.MODEL,
+) -> Run:
     """Send the next request when a request is answered, with `in_flight` requests under way: throughput at saturation.
 
     A request's planned time is the time it is sent, so latency does not show what a steady stream of users would wait.
@@ -58,16 +67,21 @@ def closed_loop(url: str, requests: Requests, in_flight: int, *, timeout_s: floa
     with ProcessPoolExecutor(generators, _PROCESSES) as pool:
         parts = [
             pool.submit(
-                _closed_part, url, requests.share(number, generators), (in_flight + number) // generators, timeout_s
+                _closed_part,
+                url,
+                requests.share(number, generators),
+                (in_flight + number) // generators,
+                timeout_s,
+                model,
             )
             for number in range(generators)
         ]
         return joined([part.result() for part in parts])
 
 
-def _closed_part(url: str, requests: Requests, in_flight: int, timeout_s: float) -> tuple[float, Run]:
+def _closed_part(url: str, requests: Requests, in_flight: int, timeout_s: float, model: str) -> tuple[float, Run]:
     """Run one generator; return the start of its Recorder, and the run."""
-    return asyncio.run(_closed(url, requests, in_flight, timeout_s))
+    return asyncio.run(_closed(url, requests, in_flight, timeout_s, model))
 
 
 async def _open(url: str, plan: LoadPlan, timeout_s: float) -> Run:
@@ -85,8 +99,8 @@ async def _open(url: str, plan: LoadPlan, timeout_s: float) -> Run:
         return recorder.run(len(messages))
 
 
-async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float) -> tuple[float, Run]:
-    messages = iter(enumerate(infer_messages(requests)))
+async def _closed(url: str, requests: Requests, in_flight: int, timeout_s: float, model: str) -> tuple[float, Run]:
+    messages = iter(enumerate(infer_messages(requests, model)))
     async with AsyncExitStack() as stack:
         calls = await _connect(url, stack)
         recorder = Recorder(np.zeros(len(requests)), requests.deadlines_s, 0.0)

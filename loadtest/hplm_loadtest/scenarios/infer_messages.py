@@ -13,10 +13,13 @@ from hplm_loadtest.workloads.load_plan import Requests
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def infer_messages(requests: Requests) -> list[bytes]:
-    """Return one message per request, in order, with the outputs that `hplm_client` asks for. Requests have single texts."""
+def infer_messages(requests: Requests, model: str = wire.MODEL) -> list[bytes]:
+    """Return one message to `model` per request, in order, with the outputs that `hplm_client` asks for.
+
+    Requests have single texts.
+    """
     assert not requests.pairs
-    common = service_pb2.ModelInferRequest(model_name=wire.MODEL)
+    common = service_pb2.ModelInferRequest(model_name=model)
     for name in (wire.TEXT, wire.TENANT):
         common.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
     for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED):

@@ -1,17 +1,29 @@
 """The catalogue of roles: the Triton models of a repository, and what each of them needs.
 
-Clients call a base by NAME. NAME is an ensemble of two further models, NAME_plot and NAME_upper, or one fused model.
-The models for manage requests are there once, and only in a repository that is managed while it serves.
+A repository serves one or more bases. Clients call a base by NAME. NAME is an ensemble of two further models, NAME_plot and
+NAME_upper, or one fused model. The models for manage requests are there once, for all bases, and only in a repository that
+is managed while it serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from hplm.core.settings import EncodeSettings, FusedSettings, LookupSettings, ManagerSettings, load_settings
+from hplm.core.names import check_name_of
+from hplm.core.settings import (
+    EncodeSettings,
+    FusedSettings,
+    LookupSettings,
+    ManagerSettings,
+    RouteSettings,
+    load_settings,
+)
+from hplm.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,21 +50,37 @@ class BaseRoles(NamedTuple):
     ensemble: Role
 
 
-def base_roles(name: str = "hbert") -> BaseRoles:
+# The name by which clients call a base if the export names none.
+DEFAULT_NAME = "hbert"
+LOOK_UP_SUFFIX, ENCODE_SUFFIX = "_plot", "_upper"
+
+
+def base_roles(name: str = DEFAULT_NAME) -> BaseRoles:
     """Return the models of a base that clients call by `name`."""
-    look_up = Role(f"{name}_plot", "plot", LookupSettings)
-    encode = Role(f"{name}_upper", "upper", EncodeSettings)
-    return BaseRoles(look_up, encode, Role(name, needs=(look_up.name, encode.name)))
+    look_up = Role(f"{name}{LOOK_UP_SUFFIX}", "plot", LookupSettings, template=f"{DEFAULT_NAME}{LOOK_UP_SUFFIX}")
+    encode = Role(f"{name}{ENCODE_SUFFIX}", "upper", EncodeSettings, template=f"{DEFAULT_NAME}{ENCODE_SUFFIX}")
+    return BaseRoles(look_up, encode, Role(name, needs=(look_up.name, encode.name), template=DEFAULT_NAME))
 
 
-SERVING = base_roles()
-LOOK_UP, ENCODE, ENSEMBLE = SERVING
-# The other form of a base: clients call it by the same name.
-FUSED = Role(ENSEMBLE.name, "fused", FusedSettings, template=f"{ENSEMBLE.name}_fused")
+def fused_role(name: str = DEFAULT_NAME) -> Role:
+    """Return the fused model of a base that clients call by `name`, the other form of a base."""
+    return Role(name, "fused", FusedSettings, template=f"{DEFAULT_NAME}_fused")
+
+
 MANAGER = Role("manager", "manager", ManagerSettings)
 # Triton answers a decoupled model over gRPC streaming only, so watching a job is a model of its own.
 MANAGER_WATCH = Role("manager_watch", "manager", ManagerSettings)
 MANAGING = (MANAGER, MANAGER_WATCH)
+# The model that routes a request to the base of its tenant.
+ROUTE_NAME = "hplm"
+# Names of models that a repository has once, for all bases.
+RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, ROUTE_NAME})
+_STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX})")
+
+
+def route_role() -> Role:
+    """Return the model that routes a request to the base of its tenant."""
+    return Role(ROUTE_NAME, "route", RouteSettings)
 
 
 def names(roles: Iterable[Role]) -> tuple[str, ...]:
@@ -65,30 +93,114 @@ def settings_path(models: Path, role: Role) -> Path:
     return models / role.name / "1" / "settings.json"
 
 
-def is_fused(models: Path) -> bool:
-    """Return whether a repository serves its base by one fused model. An ensemble has no settings."""
-    return settings_path(models, FUSED).is_file()
-
-
-def serving_roles(models: Path) -> tuple[Role, ...]:
-    """Return the roles that serve the base of a repository, in loading order."""
-    return (FUSED,) if is_fused(models) else SERVING
+def check_model_name(name: str) -> None:
+    """Check a name by which clients shall call a base. Raises ConfigError if it is invalid, or means another model."""
+    check_name_of("--name", name)
+    if name in RESERVED or _STAGE.fullmatch(name):
+        endings = f"{LOOK_UP_SUFFIX} or {ENCODE_SUFFIX}"
+        raise ConfigError(
+            f"--name: {name!r} cannot be the model of a base: {', '.join(sorted(RESERVED))} are other models, and names of "
+            f"stages end with {endings}; choose another name"
+        )
 
 
 class ServingSettings(NamedTuple):
-    """The settings by which a repository serves its base, and the folder that paths in them are relative to."""
+    """The settings by which a repository serves a base, and the folder that paths in them are relative to."""
 
     look_up: LookupSettings
     encode: EncodeSettings
     folder: Path
 
 
-def load_serving_settings(models: Path) -> ServingSettings:
-    """Read the settings of either form of a repository. Raises ConfigError."""
-    if is_fused(models):
-        path = settings_path(models, FUSED)
-        fused = load_settings(FusedSettings, path)
-        return ServingSettings(fused.look_up, fused, path.parent)
-    path = settings_path(models, ENCODE)
-    encode = load_settings(EncodeSettings, path)
-    return ServingSettings(load_settings(LookupSettings, settings_path(models, LOOK_UP)), encode, path.parent)
+@dataclass(frozen=True)
+class ServedBase:
+    """A base that a repository serves: the name of the model that clients call, and its roles in loading order."""
+
+    models: Path
+    name: str
+    roles: tuple[Role, ...]
+
+    @property
+    def form(self) -> Literal["two-stage", "fused"]:
+        """Whether two stages and their ensemble serve the base, or one fused model."""
+        return "fused" if len(self.roles) == 1 else "two-stage"
+
+    @cached_property
+    def settings(self) -> ServingSettings:
+        """The settings of the base's models, read when they are first needed. Raises ConfigError."""
+        *stages, last = self.roles
+        if not stages:
+            path = settings_path(self.models, last)
+            fused = load_settings(FusedSettings, path)
+            return ServingSettings(fused.look_up, fused, path.parent)
+        look_up, encode = stages
+        path = settings_path(self.models, encode)
+        settings = load_settings(EncodeSettings, path)
+        return ServingSettings(
+            load_settings(LookupSettings, settings_path(self.models, look_up)), settings, path.parent
+        )
+
+    @property
+    def base(self) -> str:
+        """The name of the base in its store. Raises ConfigError."""
+        return self.settings.encode.base
+
+    @property
+    def store_root(self) -> Path:
+        """The folder of the store. Raises ConfigError."""
+        return (self.settings.folder / self.settings.encode.store).resolve()
+
+
+def name_order(name: str) -> tuple[bool, str]:
+    """Return the sort key of names of bases' models: `hbert` first, then by name."""
+    return name != DEFAULT_NAME, name
+
+
+def served_bases(models: Path) -> tuple[ServedBase, ...]:
+    """Return the bases of a repository by the name of their model, `hbert` first. The first is the default base.
+
+    Reads which folders there are, and no settings. A folder that holds no model of a base is left out.
+    """
+    try:
+        folders = {path.name for path in models.iterdir()}
+    except OSError:
+        return ()
+    found = []
+    for name in sorted(folders - RESERVED, key=name_order):
+        stages = base_roles(name)
+        if settings_path(models, fused_role(name)).is_file():
+            if not _STAGE.fullmatch(name):
+                found.append(ServedBase(models, name, (fused_role(name),)))
+        elif folders.issuperset(names(stages)):
+            found.append(ServedBase(models, name, stages))
+    return tuple(found)
+
+
+def served_base(models: Path, name: str | None = None) -> ServedBase:
+    """Return the base that clients call by `name`, by default the first. Raises ConfigError, which names the bases there."""
+    found = served_bases(models)
+    for base in found:
+        if name in (None, base.name):
+            return base
+    if name is None:
+        raise ConfigError(f"{models} has no models of a base: `hplm build export --models {models}` writes them")
+    there = ", ".join(base.name for base in found) or "none"
+    raise ConfigError(f"{models} has no model {name!r} of a base; its models of bases are: {there}")
+
+
+def load_serving_settings(models: Path, name: str | None = None) -> ServingSettings:
+    """Read the settings of a base of a repository, by default of the first. Raises ConfigError."""
+    return served_base(models, name).settings
+
+
+def models_of(repository: Path) -> tuple[str, ...]:
+    """Return the models of a repository of hplm, in the order to load them."""
+    serving = [role.name for base in served_bases(repository) for role in base.roles]
+    return (*serving, *(name for name in (*names(MANAGING), ROUTE_NAME) if (repository / name).is_dir()))
+
+
+def unload_order(models: Collection[str]) -> tuple[set[str], set[str], set[str]]:
+    """Return loaded models in three groups. A model may call models of later groups, so it is unloaded before them."""
+    routing = {ROUTE_NAME}.intersection(models)
+    stages = {name for name in models if _STAGE.fullmatch(name)}
+    return routing, set(models) - routing - stages, stages

@@ -9,7 +9,7 @@ import reprlib
 import types
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -207,12 +207,29 @@ def fused_values(look_up: Mapping[str, Any], encode: Mapping[str, Any]) -> dict[
 
 
 @dataclass(frozen=True)
+class ManagedBase:
+    """How a manager trains tenants and domains of one base.
+
+    `domain` is that of a request that names none. `miss` is the look-up stage's setting: tenants are trained on the vectors
+    that they will be served, but in floats if serving uses int8. `reduction_factor` is the upper stage's setting: wide
+    adapters are as wide as it allows, narrow adapters at most as wide as REDUCTION_FACTOR allows.
+    """
+
+    domain: str
+    miss: Miss = "compute"
+    # An export writes the upper stage's value. Older exports did not, and had slots of this width.
+    reduction_factor: int = REDUCTION_FACTOR
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "reduction_factor")
+
+
+@dataclass(frozen=True)
 class ManagerSettings:
     """Settings of the `manager` backend. `store` is relative to the folder of the settings file.
 
-    `miss` is the look-up stage's setting: tenants are trained on the vectors that they will be served, but in floats if
-    serving uses int8. `reduction_factor` is the upper stage's setting: wide adapters are as wide as it allows, narrow
-    adapters at most as wide as REDUCTION_FACTOR allows.
+    `base` is the base of a request that names none; `domain`, `miss` and `reduction_factor` are its settings, see ManagedBase.
+    `bases` has the same three settings for each further base that the repository serves.
     """
 
     store: str
@@ -227,9 +244,9 @@ class ManagerSettings:
     max_data_bytes: int = 64 << 20
     min_corpus_tokens: int = 50_000
     keep_versions: int = 3
-    miss: Miss = "compute"
-    # An export writes the upper stage's value. Older exports did not, and had slots of this width.
-    reduction_factor: int = REDUCTION_FACTOR
+    miss: Miss = ManagedBase.miss
+    reduction_factor: int = ManagedBase.reduction_factor
+    bases: dict[str, Any] = field(default_factory=dict)
     worker: bool = True
 
     def __post_init__(self) -> None:
@@ -239,6 +256,41 @@ class ManagerSettings:
             raise ConfigError(f"upload_chunk_bytes must be at most {MOST_CHUNK_BYTES}, got {self.upload_chunk_bytes}")
         if (self.allow_paths or self.data_root) and not Path(self.data_root).is_absolute():
             raise ConfigError(f"data_root must be the absolute path of the folder for files, got {self.data_root!r}")
+        if self.base in self.bases:
+            raise ConfigError(f"bases: {self.base!r} is the default base, whose settings stand beside `base`")
+        _ = self.managed
+
+    @cached_property
+    def managed(self) -> dict[str, ManagedBase]:
+        """The settings of each base that the repository serves, the default base first."""
+        default = ManagedBase(self.domain, self.miss, self.reduction_factor)
+        further = {base: parse_settings(ManagedBase, values, f"bases: {base}") for base, values in self.bases.items()}
+        return {self.base: default, **further}
+
+
+@dataclass(frozen=True)
+class RouteSettings:
+    """Settings of the `route` backend. `store` is relative to the folder of the settings file.
+
+    `models` has the name of the model that serves each base. `queue_capacity`, `calls` and `call_texts` are for each model.
+    """
+
+    store: str
+    models: dict[str, Any]
+    registry: str = ""
+    queue_capacity: int = 4096
+    gather_ms: float = 2.0
+    call_texts: int = 64
+    calls: int = 8
+
+    def __post_init__(self) -> None:
+        for base, model in self.models.items():
+            if not isinstance(model, str) or not model:
+                raise ConfigError(f"models: the model of base {base!r} must be a name, got {reprlib.repr(model)}")
+        at_least(self, 1, "queue_capacity")
+        _within(self, "gather_ms", 0, 100)
+        _within(self, "call_texts", 1, 64)
+        _within(self, "calls", 1, 64)
 
 
 def _positive(settings: object, *keys: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hplm.core import roles
 
-MODEL = roles.ENSEMBLE.name
+MODEL = roles.DEFAULT_NAME  # the model of the first base
+ROUTER = roles.ROUTE_NAME  # takes and gives the same tensors, for the tenants of every base
 
 # The ensemble's inputs and outputs for each text of a request. `hplm.serving.multi_text` packs several texts in one tensor.
 TEXT = "TEXT"  # BYTES [1], UTF-8; [2] for a tenant that was trained on pairs
@@ -34,6 +36,15 @@ REQUEST_META = "REQUEST_META"
 # `timeout`. Over gRPC both are UNAVAILABLE.
 TRITON_FULL = "Exceeds maximum queue size"
 TRITON_EXPIRED = "Request timeout expired"
+# Messages of Triton 24.10, with the status INTERNAL, about a model whose process has died. The second text is for a process
+# that died while it held the lock of its health. The third is for a step of the ensemble that ended without an answer.
+DEAD_STUB = re.compile(
+    r"Stub process ('[^']*' )?is not healthy|Failed to obtain the health mutex|in ensemble '[^']*', unexpected deadlock"
+)
+# The beginning of Triton's message for a model that is not loaded, with the status UNAVAILABLE or NOT_FOUND.
+UNKNOWN_MODEL = "Request for unknown model"
+# Triton puts this before the message of a step of the ensemble.
+ENSEMBLE_PREFIX = re.compile(r"\Ain ensemble '[^']*', ")
 
 # Manage requests are JSON objects as BYTES [1].
 MANAGER = roles.MANAGER.name  # answers once

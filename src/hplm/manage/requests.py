@@ -131,6 +131,11 @@ class ListDomains(ManageRequest):
 
 
 @dataclass(frozen=True)
+class ListBases(ManageRequest):
+    pass
+
+
+@dataclass(frozen=True)
 class OfJob(ManageRequest):
     job: str
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from hplm.core.settings import REDUCTION_FACTOR, ManagerSettings
+from hplm.core.settings import REDUCTION_FACTOR, ManagedBase, ManagerSettings
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 from hplm.errors import (
     AlreadyThereError,
@@ -52,15 +52,25 @@ class ManageService:
     def __init__(
         self,
         store: Store,
-        settings: ManagerSettings,
+        read_settings: Callable[[], ManagerSettings],
         clock: Callable[[], float] = time.time,
         *,
         dry_run_wait_s: float = DRY_RUN_WAIT_S,
         is_told_to_stop: Callable[[], bool] = lambda: False,
+        survey_bases: Callable[[Registry], list[dict[str, Any]]] = lambda registry: [],
     ) -> None:
-        """If `is_told_to_stop` returns True, waits for dry runs end: Triton would wait for their answers before it stops."""
-        self._store, self._settings, self._clock, self._dry_run_wait_s = store, settings, clock, dry_run_wait_s
-        self._is_told_to_stop = is_told_to_stop
+        """`read_settings` returns the settings as they are now, because bases are added and deleted while the manager runs.
+
+        If `is_told_to_stop` returns True, waits for dry runs end: Triton would wait for their answers before it stops.
+        `survey_bases` describes the bases that the server's repository serves.
+        """
+        self._store, self._read_settings, self._clock, self._dry_run_wait_s = (
+            store,
+            read_settings,
+            clock,
+            dry_run_wait_s,
+        )
+        self._is_told_to_stop, self._survey_bases = is_told_to_stop, survey_bases
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
@@ -93,29 +103,43 @@ class ManageService:
             return self._opened
 
     @property
+    def _settings(self) -> ManagerSettings:
+        return self._read_settings()
+
+    @property
     def _uploads(self) -> Uploads:
         return Uploads(self._store, self._registry)
+
+    def _base(self, named: str | None) -> tuple[str, ManagedBase]:
+        """Return the base that a request names, by default the default base, and its settings.
+
+        Raises BadManageRequestError for a base that this server does not serve: its job would need settings of its own.
+        """
+        settings = self._settings
+        base = named or settings.base
+        if (managed := settings.managed.get(base)) is None:
+            raise BadManageRequestError(
+                f"this server does not serve base {base!r}; it serves {', '.join(settings.managed)}"
+            )
+        return base, managed
 
     def _fine_tune(self, request: requests.FineTune, *, kind: str) -> Answer:
         self._check_room()
         name = request.tenant
-        base, domain = request.base or self._settings.base, request.domain or self._settings.domain
         if kind == "tenant.update":
+            if request.base is not None:
+                self._base(request.base)
             with self._naming_its_job(f"tenant:{name}"):
                 record = self._registry.tenant(name, request.base)
-            base, domain = record.base, request.domain or record.domain
+            (base, managed), domain = self._base(record.base), request.domain or record.domain
         else:
+            base, managed = self._base(request.base)
             is_there = self._registry.find_tenant(name, base) is not None
             self._check_new("tenant", name, f"tenant:{name}", is_there=is_there, base=base)
-        if base != self._settings.base:
-            # The job would use this manager's `miss` and `reduction_factor`; that base's server may have others.
+            domain = request.domain or managed.domain
+        if request.settings.adapter_width == "wide" and managed.reduction_factor >= REDUCTION_FACTOR:
             raise BadManageRequestError(
-                f"this server serves base {self._settings.base!r}: "
-                f"for a tenant of base {base!r} ask the manager of the server that serves that base"
-            )
-        if request.settings.adapter_width == "wide" and self._settings.reduction_factor >= REDUCTION_FACTOR:
-            raise BadManageRequestError(
-                f"this server's adapter slots hold no wide adapter (reduction_factor {self._settings.reduction_factor}): "
+                f"the adapter slots of base {base!r} hold no wide adapter (reduction_factor {managed.reduction_factor}): "
                 "ask for a narrow one, or export the models with `hplm build export --reduction-factor 4`"
             )
         self._check_domain(base, domain, is_waited_for=not request.dry_run)
@@ -129,12 +153,12 @@ class ManageService:
             "columns": request.columns.named,
             "most_data_bytes": self._settings.max_data_bytes,
         }
-        return self._submit(kind, f"tenant:{name}", request, base, domain, details)
+        return self._submit(kind, f"tenant:{name}", request, base, managed, domain, details)
 
     def _pretrain(self, request: requests.Pretrain, *, kind: str) -> Answer:
         self._check_room()
         name = request.domain
-        base = request.base or self._settings.base
+        base, managed = self._base(request.base)
         if kind == "domain.update":
             with self._naming_its_job(f"domain:{base}/{name}"):
                 known = self._registry.domain(base, name).parent
@@ -146,9 +170,9 @@ class ManageService:
         else:
             is_there = self._registry.find_domain(base, name) is not None
             self._check_new("domain", name, f"domain:{base}/{name}", is_there=is_there, base=base)
-            parent = request.parent or self._root(base)
+            parent = request.parent or self._root(base, managed)
         self._check_domain(base, parent)
-        if request.settings.top_percent == 0 and self._settings.miss == "backoff":
+        if request.settings.top_percent == 0 and managed.miss == "backoff":
             raise BadManageRequestError(
                 "this server answers misses by back-off, and a domain with top_percent 0 has no table to back off from: give "
                 "top_percent above 0, or export the server's models with --miss compute"
@@ -171,7 +195,7 @@ class ManageService:
             "min_corpus_tokens": self._settings.min_corpus_tokens,
             "most_corpus_bytes": self._settings.max_upload_bytes,
         }
-        return self._submit(kind, f"domain:{base}/{name}", request, base, name, details)
+        return self._submit(kind, f"domain:{base}/{name}", request, base, managed, name, details)
 
     def _check_room(self) -> None:
         """Raise QueueFullError if too many jobs wait."""
@@ -209,22 +233,10 @@ class ManageService:
                 f"{error} yet: job {job} makes it; ask again when the job is done, or cancel it (`hplm job cancel {job}`)"
             ) from None
 
-    def _root(self, base: str) -> str:
-        """Return the parent of a domain that names none: the base's root.
-
-        Raises UnknownDomainError if the base has no root, BadManageRequestError if it has several.
-        """
-        if base == self._settings.base:
-            # The models may be exported over a branch; its lineage ends at the root.
-            return self._registry.lineage(self._registry.current_domain(base, self._settings.domain).id)[-1].domain
-        roots = [domain.name for domain in self._registry.domains(base) if domain.parent is None]
-        if not roots:
-            raise UnknownDomainError(
-                f"base {base!r} has no root domain, or there is no such base; domain.list names all"
-            )
-        if len(roots) > 1:
-            raise BadManageRequestError(f"base {base!r} has several roots, {', '.join(roots)}: give one as `parent`")
-        return roots[0]
+    def _root(self, base: str, managed: ManagedBase) -> str:
+        """Return the parent of a domain that names none: the base's root. Raises UnknownDomainError if there is none."""
+        # The models may be exported over a branch; its lineage ends at the root.
+        return self._registry.lineage(self._registry.current_domain(base, managed.domain).id)[-1].domain
 
     def _check_files(
         self, sources: Collection[Source], endings: tuple[str, ...], most_bytes: int, *, drop: Collection[Source]
@@ -250,6 +262,7 @@ class ManageService:
         subject: str,
         request: requests.FineTune | requests.Pretrain,
         base: str,
+        managed: ManagedBase,
         domain: str,
         details: dict[str, Any],
     ) -> Answer:
@@ -259,8 +272,8 @@ class ManageService:
             "domain": domain,
             "settings": given(request.settings),
             "keep_versions": self._settings.keep_versions,
-            "miss": self._settings.miss,
-            "reduction_factor": self._settings.reduction_factor,
+            "miss": managed.miss,
+            "reduction_factor": managed.reduction_factor,
             "dry_run": request.dry_run,
             "drop_uploads": request.drop_uploads,
         }
@@ -294,12 +307,12 @@ class ManageService:
         return {"tenant": request.tenant}
 
     def _delete_domain(self, request: requests.OfDomain) -> Answer:
-        base = request.base or self._settings.base
+        base, managed = self._base(request.base)
         with self._naming_its_job(f"domain:{base}/{request.domain}"):
             parent = self._registry.domain(base, request.domain).parent
         if parent is None:
             raise BadManageRequestError(f"{request.domain!r} is the root of its tree, on which all other domains stand")
-        if (base, request.domain) == (self._settings.base, self._settings.domain):
+        if request.domain == managed.domain:
             # The look-up stage finds its root by this domain, and would fail to load.
             raise DomainInUseError(
                 f"domain {request.domain!r} cannot be deleted: this server's models were exported over it; export them over "
@@ -333,7 +346,7 @@ class ManageService:
         return {"tenants": [views.tenant(record) for record in records]}
 
     def _show_domain(self, request: requests.OfDomain) -> Answer:
-        base = request.base or self._settings.base
+        base, _ = self._base(request.base)
         with self._naming_its_job(f"domain:{base}/{request.domain}"):
             record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
@@ -341,7 +354,11 @@ class ManageService:
         return {"domain": {**views.domain(record), "about": record.current.about, "versions": shown}}
 
     def _list_domains(self, request: requests.ListDomains) -> Answer:
-        return {"domains": [views.domain(record) for record in self._registry.domains(request.base)]}
+        base = None if request.base is None else self._base(request.base)[0]
+        return {"domains": [views.domain(record) for record in self._registry.domains(base)]}
+
+    def _list_bases(self, request: requests.ListBases) -> Answer:
+        return {"bases": self._survey_bases(self._registry)}
 
     def _show_job(self, request: requests.OfJob) -> Answer:
         return {"job": self.job_state(request.job)}
@@ -396,6 +413,7 @@ class ManageService:
         "domain.delete": (requests.OfDomain, _delete_domain),
         "domain.show": (requests.OfDomain, _show_domain),
         "domain.list": (requests.ListDomains, _list_domains),
+        "base.list": (requests.ListBases, _list_bases),
         "job.show": (requests.OfJob, _show_job),
         "job.list": (requests.ListJobs, _list_jobs),
         "job.cancel": (requests.OfJob, _cancel_job),

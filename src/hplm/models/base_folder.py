@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hplm.core.settings import BaseConfig, parse_settings
 from hplm.models.architectures import find_architecture
@@ -19,6 +20,11 @@ class BaseFolder:
     folder: Path
     config: BaseConfig
     fingerprint: str
+
+    @property
+    def kind(self) -> Literal["hierarchical", "whole"]:
+        """Whether a table and an encoder of n-grams replace the lower layers, or all layers are computed."""
+        return "whole" if self.config.lower_form == "whole" else "hierarchical"
 
     @property
     def tokenizer_path(self) -> Path:

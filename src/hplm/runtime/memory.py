@@ -22,6 +22,22 @@ def count_memory(cgroup: Path = cgroups.ROOT, own: Path = cgroups.OWN) -> int:
     return most
 
 
+def count_process_memory(pid: int) -> int:
+    """Return the bytes of memory of a process, with its share of the pages that it shares with other processes.
+
+    Shared pages count in full if the system does not tell the share to this user. 0 if the process is gone.
+    """
+    folder = Path("/proc", str(pid))
+    with suppress(OSError, IndexError):
+        shares = [
+            line.split()[1] for line in (folder / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:")
+        ]
+        return int(shares[0]) << 10
+    with suppress(OSError):
+        return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 def keep_freed_memory() -> None:
     """Keep freed memory for the next batch instead of returning it to the system, if the C library has such a setting.
 

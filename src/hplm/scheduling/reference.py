@@ -1,14 +1,15 @@
-"""Algorithms 1 and 2 of the TCB paper, word by word: slow twins of `policies.Das` and `policies.SlottedDas`."""
+"""Slow twins: Algorithms 1 and 2 of the TCB paper, word by word, and the gathering of texts for a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hplm.scheduling.gathering import Call, CallFiller, GatheredText, GatherLimits
 from hplm.scheduling.policy import Batch, Budget, Filler, Waiting
 
 
 def das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> tuple[Filler, list[Waiting]]:
-    """Return the filled rows, and the requests that were chosen for their utility."""
+    """Return the filled rows, and the requests that were chosen for their utility: the slow twin of `policies.Das`."""
     filler = Filler(budget)
     all_dominant: list[Waiting] = []
     left = list(waiting)
@@ -41,7 +42,7 @@ def das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> tup
 
 
 def slotted_das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float) -> Batch:
-    """Return the batch of Algorithm 2, which cuts the rows of `das` into slots."""
+    """Return the batch of Algorithm 2, which cuts the rows of `das` into slots: the slow twin of `policies.SlottedDas`."""
     filler, dominant = das(waiting, budget, eta, q)
     slot_tokens = max((request.tokens for request in dominant), default=0)
     rows = []
@@ -54,3 +55,18 @@ def slotted_das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float
                     break
         rows.append(tuple(request for request in row if any(request in slot for slot in slots)))
     return Batch(tuple(row for row in rows if row), slot_tokens)
+
+
+def gather(waiting: Sequence[GatheredText], now_s: float, limits: GatherLimits) -> Call:
+    """Return the call that `gathering.GatherQueue.take` makes of these texts."""
+
+    def older(text: GatheredText) -> int:
+        """Return how many texts of the same tenant are older."""
+        own = [other for other in waiting if other.tenant == text.tenant]
+        return sum((other.arrived_s, other.id) < (text.arrived_s, text.id) for other in own)
+
+    filler = CallFiller(limits, now_s)
+    for text in sorted(waiting, key=lambda text: (older(text), text.arrived_s, text.id)):
+        if not filler.is_full:
+            filler.show(text)
+    return filler.call

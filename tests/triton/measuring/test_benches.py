@@ -17,6 +17,7 @@ from hplm_loadtest.benchmarks.serving.burst import burst
 from hplm_loadtest.benchmarks.serving.overload import overload
 from hplm_loadtest.benchmarks.serving.pipeline import pipeline
 from hplm_loadtest.benchmarks.serving.response import response
+from hplm_loadtest.benchmarks.serving.route import route
 from hplm_loadtest.benchmarks.serving.trace import trace
 from hplm_loadtest.benchmarks.serving.waves import waves
 from hplm_loadtest.workloads.texts import POOL_FILE
@@ -179,3 +180,11 @@ def test_trace_writes_events_for_perfetto_and_a_picture(fleet: Path, tmp_path: P
     assert {event["ph"] for event in events} == {"M", "X"}
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in events if event["ph"] == "X")
     assert (tmp_path / "trace.png").stat().st_size
+
+
+def test_route_measures_both_models_of_one_server(fleet: Path) -> None:
+    report = route(fleet, "pool", rounds=2, pairs=10, in_flight=16, seconds=0.5)
+    assert [row["model"] for row in report.rows] == ["hbert", "hplm"]
+    assert all(row["requests_per_s"] > 0 and row["p50_ms"] > 0 and not row["unanswered"] for row in report.rows)
+    assert "hplm" in report.rows[1]["cpu_ms"]
+    assert {goal.id for goal in report.goals} == {"route-cost", "route-share", "route-unanswered"}

@@ -12,7 +12,7 @@ from hplm_client import AsyncClient
 from hplm_client.prediction import Prediction
 from hplm_loadtest.scenarios.server_metrics import metric_value
 
-from hplm.core.roles import is_fused
+from hplm.core.roles import served_base
 from hplm.engine import reference
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
 from hplm.triton.launcher.ports import free_ports
@@ -65,7 +65,7 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
         wanted = reference.answered(upper, state, members[name], tokens)
         np.testing.assert_allclose(answer.logits, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
     counted = [("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")]
-    for family, role in [("hplm_upper_events_total", "hbert")] if is_fused(models) else counted:
+    for family, role in [("hplm_upper_events_total", "hbert")] if served_base(models).form == "fused" else counted:
         until(lambda family=family: metric_value(server, f'{family}{{event="ok"}}') == ASKED)
         each = [
             metric_value(server, f'{family}{{event="ok",model_instance="{role}_0_{number}"}}') for number in range(2)
@@ -79,5 +79,5 @@ def test_each_tells_what_waits_and_leaves_nothing_behind(models: Path) -> None:
         running.wait_ready()
         pattern = f"{backlogs_of(running.process.pid)}*.json"
         # A fused process tells nobody: it admits requests to its own queue.
-        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == (0 if is_fused(models) else 2))
+        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == (0 if served_base(models).form == "fused" else 2))
     assert not list(SHARED_MEMORY.glob(pattern))

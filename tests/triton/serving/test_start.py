@@ -311,11 +311,12 @@ def test_of_many_tenants_hplm_serve_asks_some_and_counts_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = tiny.make_repository(tmp_path)
-    cards, left, damaged = serve.served_tenants(models)
-    assert ({card.name for card in cards}, left, damaged) == (set(tiny.TASKS), 0, 0)
+    shown, left, damaged = serve.served_tenants(models)
+    assert ({card.name for _, card in shown}, left, damaged) == (set(tiny.TASKS), 0, 0)
+    assert {model for model, _ in shown} == {"hbert"}
     monkeypatch.setattr(serve, "SHOWN_TENANTS", 1)
-    cards, left, damaged = serve.served_tenants(models)
-    assert (len(cards), left, damaged) == (1, len(tiny.TASKS) - 1, 0)
+    shown, left, damaged = serve.served_tenants(models)
+    assert (len(shown), left, damaged) == (1, len(tiny.TASKS) - 1, 0)
 
 
 def test_hplm_serve_refuses_a_registry_of_an_older_format_with_the_command_that_builds_it_anew(tmp_path: Path) -> None:
@@ -391,5 +392,5 @@ def test_a_triton_that_cannot_be_started_is_named_and_leaves_nothing(
 def test_hplm_serve_counts_tenants_whose_files_are_not_sound(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path)
     (tiny.folder_of(Store(tmp_path / "store"), "alpha") / "manifest.json").write_text("{")
-    cards, _, damaged = serve.served_tenants(models)
-    assert ({card.name for card in cards}, damaged) == (set(tiny.TASKS) - {"alpha"}, 1)
+    shown, _, damaged = serve.served_tenants(models)
+    assert ({card.name for _, card in shown}, damaged) == (set(tiny.TASKS) - {"alpha"}, 1)

@@ -32,7 +32,10 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/models": ((*PLAIN, "hplm.store", "hplm.plot", "hplm.adapters"), NO_TRITON),
     "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
     "src/hplm/jobs": ((*STORED, "hplm.housekeeping"), NO_TORCH),
-    "src/hplm/manage": ((*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks"), NO_TORCH),
+    "src/hplm/manage": (
+        (*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks", "hplm.models.base_folder"),
+        NO_TORCH,
+    ),
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
     "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
@@ -114,10 +117,10 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
     users = {
         p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)
     }
-    assert users == {"translate.py", "metrics.py", "kept_requests.py", "finished_requests.py"}
+    assert users == {"translate.py", "metrics.py", "kept_requests.py", "finished_requests.py", "model_calls.py"}
 
 
-@pytest.mark.parametrize("command", ["serve", "store", "predict", "tenant", "domain", "job", "upload"])
+@pytest.mark.parametrize("command", ["serve", "store", "base", "predict", "tenant", "domain", "job", "upload"])
 def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
     program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -90,7 +90,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (
             ["serve", "--models", "nowhere"],
-            "BAD_CONFIG: nowhere/hbert_upper/1/settings.json does not exist: `hplm build export`",
+            "BAD_CONFIG: nowhere has no models of a base: `hplm build export --models nowhere` writes them",
         ),
     ],
     ids=[

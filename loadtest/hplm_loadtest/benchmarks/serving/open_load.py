@@ -103,14 +103,15 @@ class Traffic:
         tenants: int | None = None,
         texts: Sequence[str] | None = None,
         log: str = "triton-bench.log",
+        with_router: bool = False,
     ) -> Iterator[TritonServer]:
-        """Start a server and send one request to each tenant, or to the first `tenants`.
+        """Start a server and send one request to each tenant, or to the first `tenants`. `with_router`: see `benchmark_server`.
 
         A tenant's first request reads and checks files, which the benchmark does not measure. Raises InternalError if a request
         is not answered.
         """
         names = self.names[:tenants]
-        with benchmark_server(self.models, settings, log=log) as server:
+        with benchmark_server(self.models, settings, log=log, with_router=with_router) as server:
             first = RequestMix(RoundRobinTenants(names), texts or self.texts).draw(len(names), self.rng)
             if errors := closed_loop(server.ports.grpc_url, first, WARM_UP_IN_FLIGHT).row()["errors"]:
                 raise InternalError(f"not every tenant answered its first request, before the benchmark: {errors}")

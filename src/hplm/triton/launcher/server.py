@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from hplm.core.roles import ENCODE, LOOK_UP, MANAGING, names, serving_roles
+from hplm.core.roles import models_of, unload_order
 from hplm.errors import StartError, TritonEndedError
 from hplm.runtime.local_http import LOCAL_HTTP
 from hplm.runtime.process import file_limits, numbered
@@ -35,12 +35,6 @@ from hplm.triton.workarounds.late_finalize import tell_stages
 from hplm.triton.workarounds.shell_paths import check_path, is_safe
 from hplm.triton.workarounds.surviving_stubs import start_reaper
 
-
-def roles_of(repository: Path) -> tuple[str, ...]:
-    """Return the models of a repository of hplm, in the order to load them."""
-    return (*names(serving_roles(repository)), *(name for name in names(MANAGING) if (repository / name).is_dir()))
-
-
 # Seconds for killed stubs to end.
 KILLED_S = 0.5
 # Seconds between two starts of the reaper.
@@ -50,7 +44,7 @@ RENEW_EVERY_S = 60.0
 class TritonServer:
     """A running Triton in a session of its own, so that its stubs end with it. A context manager.
 
-    The server loads `models` of the repository, by default `roles_of` it. `backends` are folders of further backends. With
+    The server loads `models` of the repository, by default `models_of` it. `backends` are folders of further backends. With
     `tied` the server also ends when the thread that made it ends, whatever ends that thread, and a reaper beside it cleans
     up if both are killed.
     """
@@ -75,7 +69,9 @@ class TritonServer:
         # A killed server may still hold the lock of this log.
         killed_server_files.sweep()
         output = log_files.fresh(log) if log is not None else None
-        self._models = roles_of(repository) if models is None else tuple(models)
+        # The models to serve, in loading order; which of them are loaded later changes with the repository (`BaseChanges`).
+        self._first_models = models_of(repository) if models is None else tuple(models)
+        self.models = set(self._first_models)
         self._folder, mark = killed_server_files.make_folder()
         # A stub starts with its working directory on sys.path: an empty folder hides no module.
         self._work = self._folder / "work"
@@ -118,7 +114,7 @@ class TritonServer:
         assemble_backends(self.install, assembled, backends)
         command = [
             str(self.install.binary),
-            *model_flags(self._safe_path(repository), assembled, self._models),
+            *model_flags(self._safe_path(repository), assembled, self._first_models),
             *port_flags(self.ports),
             "--exit-timeout-secs=5",
             *killed_server_files.flags(self._folder, [backend.name for backend in assembled.iterdir()]),
@@ -160,7 +156,7 @@ class TritonServer:
     def wait_ready(self, timeout_s: float = 120.0) -> None:
         """Wait until the models are ready. Raises StartError with the log's errors if the server ends or takes too long."""
         deadline = time.monotonic() + timeout_s
-        urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._models]
+        urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._first_models]
         while time.monotonic() < deadline:
             if self.has_ended:
                 raise self._start_error(f"Triton ended while starting, {exit_words(self.status or 0)}")
@@ -226,9 +222,7 @@ class TritonServer:
         try:
             if not self.has_ended:
                 tell_stages(self.process.pid)
-                stages = {LOOK_UP.name, ENCODE.name}.intersection(self._models)
-                # The models that use the stages go first.
-                groups = ({*self._models} - stages, stages)
+                groups = unload_order(self.models)
                 is_empty = idle_connections.unload(self.ports.http_url, groups, until_s - timeout_s / 2)
                 self.process.send_signal(signal.SIGTERM)
                 self.ends(idle_connections.EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))

@@ -1,4 +1,4 @@
-"""The part of a Triton model that the look-up stage and the encode stage share."""
+"""The part of a Triton model that all stages of infer requests share. It loads no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from hplm.errors import HplmError
 from hplm.scheduling.batch_pacing import ReplyHold
 from hplm.serving.multi_text import submit_texts
 from hplm.serving.request import Request
-from hplm.serving.stage import Stage
 from hplm.triton.bridge import metrics, translate
 from hplm.triton.workarounds.kept_requests import TritonWakeup
 
@@ -23,15 +23,35 @@ Counters = Mapping[metrics.MetricFamily, Callable[[], Counter[str]]]
 Gauges = Mapping[metrics.MetricFamily, Callable[[], Mapping[str, float]]]
 
 
+class AnyStage(Protocol):
+    """A stage as its Triton model uses it: `hplm.serving.stage.Stage`, or the stage that routes."""
+
+    name: str
+
+    @property
+    def counts(self) -> Counter[str]: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def submit(self, request: Request[Any, Any]) -> None: ...
+
+    def count_refused(self, error: HplmError) -> None: ...
+
+
 class StageModel:
     """A Triton model over a stage: calls, wake-ups, metrics. A subclass reads requests and writes answers."""
 
-    stage: Stage[Any, Any, Any]
+    stage: AnyStage
 
     def begin(
         self,
         args: Mapping[str, str],
-        stage: Stage[Any, Any, Any],
+        stage: AnyStage,
         *,
         hold_s: float,
         no_op: Mapping[str, npt.NDArray[Any]],

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from hplm.core import wire
-from hplm.serving.lookup_stage import RawTexts, TextLookup
 from hplm.serving.request import Request
-from hplm.serving.stage import Stage
 from hplm.serving.triton_queue_time import TritonQueueTime
-from hplm.triton.bridge import metrics, translate
-from hplm.triton.stages.stage_model import StageModel
+from hplm.triton.bridge import translate
+from hplm.triton.stages.stage_model import AnyStage, Counters, Gauges, StageModel
 
 
 class TextModel(StageModel):
@@ -24,22 +23,18 @@ class TextModel(StageModel):
     def begin_texts(
         self,
         args: dict[str, str],
-        stage: Stage[RawTexts, Any, Any],
-        lookup: TextLookup,
+        stage: AnyStage,
         *,
         hold_s: float,
         events: str,
         waiting: str,
+        counters: Counters = MappingProxyType({}),
+        gauges: Gauges = MappingProxyType({}),
     ) -> None:
-        """Start the stage and its metrics, see `StageModel.begin`. `lookup` is the stage's look-up of texts."""
+        """Start the stage and its metrics, see `StageModel.begin`."""
         max_batch_size = json.loads(args["model_config"])["max_batch_size"]
         self._queue_time = TritonQueueTime(max_batch_size, translate.queue_size(args), translate.instances(args))
-        translate.log(f"{args['model_name']}: what no table has is {lookup.domains.how_misses_are_computed}")
         nothing = np.array([[b""]], dtype=np.object_)
-        windows = metrics.MetricFamily(
-            "hplm_plot_windows_total", "Windows looked up, by the level that answered", "level"
-        )
-        tenants = metrics.MetricFamily("hplm_plot_tenants", "Tenants there are", "")
         self.begin(
             args,
             stage,
@@ -47,8 +42,8 @@ class TextModel(StageModel):
             no_op={wire.TEXT: nothing, wire.TENANT: nothing},
             events=events,
             waiting=waiting,
-            counters={windows: lambda: lookup.domains.windows_by_level},
-            gauges={tenants: lambda: {"": stage.tenants}},
+            counters=counters,
+            gauges=gauges,
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any] | None:
@@ -59,8 +54,8 @@ class TextModel(StageModel):
         self._queue_time.returned(time.monotonic())
         return responses
 
-    def read(self, request: Any) -> Sequence[Request[RawTexts, Any]]:
-        """Read a Triton request: one request to the stage for each text or pair."""
+    def read(self, request: Any) -> Sequence[Request[Any, Any]]:
+        """Read a Triton request: one request to the stage for each text or pair. Its item is the tuple of raw texts."""
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
         return [

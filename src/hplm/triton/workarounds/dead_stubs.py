@@ -10,24 +10,18 @@ Switched off: if Triton has started a new stub itself, the model is not loaded a
 from __future__ import annotations
 
 import os
-import threading
 import time
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import HTTPError
 
 from hplm.errors import StartError
-from hplm.runtime.local_http import LOCAL_HTTP
 from hplm.runtime.process import stat_of
-from hplm.triton.workarounds.running_server import RunningServer
+from hplm.triton.workarounds.running_server import ModelStep, RunningServer, ask_triton
 
 STUB = "triton_python_backend_stub"
-# Seconds for one load or unload: a load reads and verifies tables, an unload waits for running requests.
-LOAD_TIMEOUT_S = 3600.0
-# Characters of Triton's reason that an error repeats.
-MOST_REASON = 1000
+# What brings a dead stub back.
+STEPS: tuple[ModelStep, ...] = ("unload", "load")
 # Seconds between two loads of a model whose stub keeps dying; the pause doubles.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 # A stub that lives so long did not die of being loaded: the pauses start anew.
@@ -36,18 +30,32 @@ SETTLED_S = 30.0
 
 def stubs_of(triton: int) -> dict[int, str]:
     """Return the stubs of a Triton process: process id -> model."""
-    stubs = {}
+    return {pid: folder.name for pid, folder in _stubs() if _state_and_parent(pid)[1] == triton}
+
+
+def stubs_over(repository: Path) -> dict[str, list[int]]:
+    """Return the stubs of every Triton on this machine that serves a repository: model -> process ids."""
+    processes: dict[str, list[int]] = {}
+    for pid, folder in _stubs():
+        # A server may name the repository by a link.
+        if folder.parent.resolve() == repository.resolve():
+            processes.setdefault(folder.name, []).append(pid)
+    return processes
+
+
+def _stubs() -> Iterator[tuple[int, Path]]:
+    """Yield each stub on this machine and the folder of its model."""
     for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or _state_and_parent(int(folder.name))[1] != triton:
+        if not folder.name.isdigit():
             continue
         try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
+            program, script, *_ = (*(folder / "cmdline").read_bytes().split(b"\0"), b"")
         except OSError:
             continue
         # STUB <repository>/<model>/<version>/model.py ...
-        if Path(os.fsdecode(command[0])).name == STUB:
-            stubs[int(folder.name)] = Path(os.fsdecode(command[1])).parts[-3]
-    return stubs
+        path = Path(os.fsdecode(script))
+        if Path(os.fsdecode(program)).name == STUB and len(path.parts) > 2:
+            yield int(folder.name), path.parents[1]
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class StubKeeper:
         """Watch a server whose models have just become ready.
 
         `is_over` says whether the server has ended. It is called again and again during a load, which may take
-        LOAD_TIMEOUT_S.
+        `running_server.LOAD_TIMEOUT_S`.
         """
         self._server = server
         self._is_over = is_over
@@ -80,6 +88,17 @@ class StubKeeper:
         # By model, so that a model that cannot be loaded does not delay another.
         self._pauses: dict[str, _Pause] = {}
         self._clock = clock
+
+    def watch(self, models: Collection[str]) -> None:
+        """Look after the stubs of further models, which have just been loaded."""
+        now = stubs_of(self._server.process.pid)
+        self._stubs |= {pid: model for pid, model in now.items() if model in models}
+        self._models |= set(self._stubs.values()).intersection(models)
+
+    def forget(self, models: Collection[str]) -> None:
+        """Look after the stubs of these models no longer, because the models are going to be unloaded."""
+        self._models -= set(models)
+        self._stubs = {pid: model for pid, model in self._stubs.items() if model not in models}
 
     def look(self) -> list[str]:
         """Load models again whose stubs have died, and return messages about it.
@@ -103,12 +122,12 @@ class StubKeeper:
                 last = self._pauses.get(model)
                 pause_s = min(2 * last.length_s, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
                 try:
-                    if not (self._request(model, "unload") and self._request(model, "load")):
+                    if not all(ask_triton(self._server, model, step, self._is_over) for step in STEPS):
                         return messages
                     messages.append(f"The stub of model {model} had died; the model is loaded again.")
                 except StartError as error:
                     # The model may be loaded all the same, by a load that took longer than the timeout.
-                    messages.append(f"{error}; trying again in {pause_s:.0f} s")
+                    messages.append(f"the stub of model {model} has died: {error}; trying again in {pause_s:.0f} s")
                 self._pauses[model] = _Pause(self._clock(), pause_s)
             # Otherwise somebody else has loaded the model.
             self._server.hide_texts()
@@ -124,33 +143,6 @@ class StubKeeper:
     def _stubs_of(self, model: str) -> dict[int, str]:
         """Return the present stubs of a model."""
         return {pid: other for pid, other in stubs_of(self._server.process.pid).items() if other == model}
-
-    def _request(self, model: str, step: str) -> bool:
-        """Have Triton load or unload a model. Return False if Triton has ended meanwhile; raise StartError if it refuses."""
-        url = f"{self._server.ports.http_url}/v2/repository/models/{model}/{step}"
-        errors: list[OSError] = []
-        reasons: list[str] = []
-
-        def post() -> None:
-            try:
-                LOCAL_HTTP.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
-            except OSError as error:
-                errors.append(error)
-                if isinstance(error, HTTPError):
-                    with error:
-                        reasons.append(error.read(MOST_REASON).decode(errors="replace"))
-
-        thread = threading.Thread(target=post, daemon=True)
-        thread.start()
-        # If Triton is killed while it starts a stub, the stub lives on and keeps this connection open.
-        while thread.is_alive():
-            if self._is_over():
-                return False
-            thread.join(0.1)
-        if errors and not self._server.ends():
-            reason = " ".join([str(errors[0]), *reasons])
-            raise StartError(f"the stub of model {model} has died and Triton cannot {step} the model: {reason}")
-        return not errors
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:

@@ -5,19 +5,43 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hplm_builder.convert.base import DEFAULT_BASE
-from hplm_builder.export.model_folders import export
+from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, delete_base, export
 from hplm_builder.fleet.demo import PLOT as PLOT_NAME
 
-from hplm.core.roles import ENCODE, FUSED, LOOK_UP, MANAGING, SERVING, load_serving_settings, names
-from hplm.core.settings import EncodeSettings, FusedSettings, LookupSettings, ManagerSettings, load_settings
-from hplm.errors import DataError, MissingArtifactError
+from hplm.core.roles import (
+    MANAGING,
+    base_roles,
+    load_serving_settings,
+    names,
+    route_role,
+    served_base,
+    served_bases,
+    settings_path,
+)
+from hplm.core.settings import (
+    EncodeSettings,
+    FusedSettings,
+    LookupSettings,
+    ManagedBase,
+    ManagerSettings,
+    RouteSettings,
+    load_settings,
+)
+from hplm.errors import ConfigError, DataError, MissingArtifactError, WrongBaseError
+from hplm.models import base_folder
+from hplm.plot import table as tables
+from hplm.registry.registry import Registry
+from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.backend_folder import share_folder
+from tests import tiny
 
 PLOT = LookupSettings(store="", base="b", table="t", miss="backoff")
 UPPER = EncodeSettings(store="", base="b")
@@ -26,14 +50,23 @@ UPPER = EncodeSettings(store="", base="b")
 def store_at(folder: Path, registry: str = "") -> Store:
     """Make a store that seems to have the base and the tables that the settings name."""
     store = Store(folder, registry)
-    store.base("b").mkdir(parents=True, exist_ok=True)
-    store.table("t", "root").mkdir(parents=True, exist_ok=True)
+    make_artifacts(store, "b", "t")
     return store
+
+
+def make_artifacts(store: Store, base: str, *plots: str, weights: bytes = b"") -> None:
+    """Make a base and its tables without contents, because an export reads their manifests alone."""
+    with artifact.publish(store.base(base), base_folder.KIND, {"config": asdict(tiny.config(name=base))}) as folder:
+        (folder / "weights").write_bytes(weights or base.encode())
+    fingerprint = base_folder.read(store.base(base)).fingerprint
+    for plot in plots:
+        with artifact.publish(store.table(plot, "root"), tables.KIND, {"base": fingerprint}):
+            pass
 
 
 def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(tmp_path: Path) -> None:
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
-    for role in names(SERVING):
+    for role in names(base_roles()):
         assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
         assert any((tmp_path / "models" / role / "1").iterdir())
     folder = tmp_path / "models" / "hbert_plot" / "1"
@@ -41,7 +74,7 @@ def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
-@pytest.mark.parametrize("role", [LOOK_UP.name, ENCODE.name, FUSED.template])
+@pytest.mark.parametrize("role", ["hbert_plot", "hbert_upper", "hbert_fused"])
 def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(role: str) -> None:
     config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
     for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
@@ -51,10 +84,9 @@ def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(ro
 
 
 def make_folders(store: Path) -> None:
-    """Make empty folders of bases and tables, because an export does not look into them."""
+    """Make two bases of the same weights, and tables of both."""
     for base in ("mine", DEFAULT_BASE):
-        (store / "bases" / base).mkdir(parents=True)
-    (store / "plots" / "general" / "root").mkdir(parents=True)
+        make_artifacts(Store(store), base, "general", weights=b"same")
 
 
 def test_kept_settings_are_the_earlier_models_except_given_options(
@@ -149,14 +181,14 @@ def test_kept_settings_outlast_a_change_between_two_stages_and_a_fused_model(
         assert "count: 2 kind" in (models / "hbert" / "config.pbtxt").read_text()
     assert "--look-up-instances" in hplm(*command, "--fused", "--look-up-instances", "2").stderr
     exported("--keep-settings", "--no-fused")
-    assert {path.name for path in models.iterdir()} == {*names(SERVING), *names(MANAGING)}
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
     plot, upper, _ = load_serving_settings(models)
     assert (plot.miss, plot.most_domains, upper.num_slots, upper.dtype) == ("backoff", 7, 16, "float32")
     assert "count: 2 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
     exported("--fused")
     exported()
     assert load_serving_settings(models).encode.num_slots == EncodeSettings.num_slots
-    assert {path.name for path in models.iterdir()} == {*names(SERVING), *names(MANAGING)}
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +246,7 @@ def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) 
     manager = ManagerSettings(store="", base="b", domain="t")
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER, manager)
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, UPPER)
-    assert {path.name for path in (tmp_path / "models").iterdir()} == set(names(SERVING))
+    assert {path.name for path in (tmp_path / "models").iterdir()} == set(names(base_roles()))
 
 
 def test_exporting_again_replaces_the_models_and_leaves_no_temporary_files(tmp_path: Path) -> None:
@@ -272,3 +304,135 @@ def test_missing_artifacts_are_refused_by_name_also_with_kept_settings(tmp_path:
         export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"miss"})
     # The kept settings are checked, not the given ones.
     export(store, tmp_path / "models", replace(PLOT, base="c"), replace(UPPER, base="c"), keep={"base"})
+
+
+def make_two(folder: Path, **options: Any) -> Path:
+    """Export two bases to one repository: hbert, and mpnet with `options`."""
+    store = folder / "store"
+    for base, table in (("small", "general"), ("big", "wide")):
+        make_artifacts(Store(store), base, table)
+    models = folder / "models"
+    export_base(store, models, "small", "general")
+    export_base(store, models, "big", "wide", name="mpnet", **options)
+    return models
+
+
+def export_base(store: Path, models: Path, base: str, table: str, *, miss: Any = "compute", **options: Any) -> None:
+    plot = LookupSettings(store="", base=base, table=table, miss=miss)
+    manager = ManagerSettings(store="", base=base, domain=table)
+    export(Store(store), models, plot, EncodeSettings(store="", base=base), manager, **options)
+
+
+def files_of(models: Path, name: str) -> dict[str, tuple[bytes, int]]:
+    """Return the contents and times of the files of a base's models."""
+    folders = [models / role.name for role in served_base(models, name).roles]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def test_a_further_base_leaves_the_others_and_the_managers_limits_as_they_are(tmp_path: Path) -> None:
+    models = make_two(tmp_path)
+    path = models / "manager" / "1" / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"keep_versions": 7}))
+    before = files_of(models, "hbert")
+    export_base(tmp_path / "store", models, "big", "wide", name="mpnet", miss="backoff", fused=True)
+    assert files_of(models, "hbert") == before
+    assert [(base.name, base.base, base.form) for base in served_bases(models)] == [
+        ("hbert", "small", "two-stage"),
+        ("mpnet", "big", "fused"),
+    ]
+    manager = load_settings(ManagerSettings, path)
+    assert (manager.base, manager.domain, manager.keep_versions) == ("small", "general", 7)
+    assert manager.managed["big"] == ManagedBase("wide", "backoff", EncodeSettings.reduction_factor)
+    assert load_settings(ManagerSettings, models / "manager_watch" / "1" / "settings.json") == manager
+
+
+def test_a_base_that_is_deleted_leaves_the_others_and_the_manager_forgets_it(tmp_path: Path) -> None:
+    models = make_two(tmp_path)
+    before = files_of(models, "hbert")
+    delete_base(models, "mpnet")
+    # Clients may call the model that routes, so it stays.
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING), route_role().name}
+    assert files_of(models, "hbert") == before
+    manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
+    assert list(manager.managed) == ["small"]
+    assert (models / "manager" / "1" / manager.store).resolve() == tmp_path / "store"
+    with pytest.raises(ConfigError, match="'hbert' is the default base"):
+        delete_base(models, "hbert")
+
+
+def served_by_route(models: Path) -> dict[str, str] | None:
+    """Return the model of each base to which the model `hplm` of a repository routes, None if there is no such model."""
+    path = settings_path(models, route_role())
+    return load_settings(RouteSettings, path).models if path.is_file() else None
+
+
+def test_two_bases_have_a_model_that_routes_to_both_and_its_limits_stay(tmp_path: Path) -> None:
+    store, models = store_at(tmp_path / "store"), tmp_path / "models"
+    make_artifacts(store, "c", weights=b"b")
+    export(store, models, PLOT, UPPER)
+    assert served_by_route(models) is None
+    export(store, models, replace(PLOT, base="c"), replace(UPPER, base="c"), name="other")
+    assert served_by_route(models) == {"b": "hbert", "c": "other"}
+    path = settings_path(models, route_role())
+    assert (path.parent / load_settings(RouteSettings, path).store).resolve() == tmp_path / "store"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "calls": 3}))
+    export(store, models, PLOT, UPPER)
+    assert load_settings(RouteSettings, path).calls == 3
+    delete_base(models, "other")
+    assert served_by_route(models) == {"b": "hbert"}
+    export(store, models, PLOT, UPPER)
+    assert served_by_route(models) == {"b": "hbert"}
+
+
+def test_one_base_has_a_model_that_routes_if_the_operator_wants_it(
+    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    models = tmp_path / "models"
+    make_folders(tmp_path / "store")
+    done = hplm("build", "export", "--store", str(tmp_path / "store"), "--models", str(models), "--route")
+    assert done.returncode == 0, done.stderr
+    assert served_by_route(models) == {DEFAULT_BASE: "hbert"}
+
+
+def test_a_base_that_does_not_fit_those_that_are_there_is_refused(tmp_path: Path) -> None:
+    models = make_two(tmp_path)
+    before = files_of(models, "hbert") | files_of(models, "mpnet")
+    with pytest.raises(ConfigError, match="base 'big' is served as 'mpnet': give --name mpnet"):
+        export_base(tmp_path / "store", models, "big", "wide")
+    elsewhere = tmp_path / "elsewhere"
+    make_artifacts(Store(elsewhere), "new", "general")
+    with pytest.raises(ConfigError, match=r"share a store, and that of 'hbert' is .*/store: give --store"):
+        export_base(elsewhere, models, "new", "general", name="new")
+    plot, other = LookupSettings(store="", base="big", table="wide"), Store(tmp_path / "store", "sqlite:///other")
+    with pytest.raises(ConfigError, match="share a registry, and 'hbert' has another"):
+        export(other, models, plot, EncodeSettings(store="", base="big"), name="mpnet")
+    with pytest.raises(ConfigError, match="names of stages end with _plot or _upper"):
+        export_base(tmp_path / "store", models, "new", "general", name="new_upper")
+    assert files_of(models, "hbert") | files_of(models, "mpnet") == before
+
+
+def test_the_settings_of_one_base_are_kept_by_its_name(tmp_path: Path) -> None:
+    models = make_two(tmp_path, instances=2)
+    for name, weight in (("hbert", 2), ("mpnet", 3)):
+        path = models / f"{name}_upper" / "1" / "settings.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"tenant_weights": {"acme": weight}}))
+    export_base(tmp_path / "store", models, "big", "wide", name="mpnet", keep=KEEPABLE_SETTINGS)
+    weights = {base.name: base.settings.encode.tenant_weights["acme"] for base in served_bases(models)}
+    assert weights == {"hbert": 2, "mpnet": 3}
+    assert "count: 2 kind" in (models / "mpnet_upper" / "config.pbtxt").read_text()
+    assert "count: 1 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
+
+
+def test_a_base_whose_tables_or_registry_are_of_other_weights_is_refused(tmp_path: Path) -> None:
+    models = make_two(tmp_path)
+    before = files_of(models, "mpnet")
+    store = Store(tmp_path / "store")
+    with pytest.raises(WrongBaseError, match="PLOT 'general' was built for another base than 'big'"):
+        export_base(store.root, models, "big", "general", name="mpnet")
+    with closing(Registry.open(store, create=True)) as registry:
+        registry.publish_base("big", base_folder.read(store.base("big")).fingerprint, "bases/big", 1.0)
+    make_artifacts(store, "big", "wide", weights=b"others")
+    with pytest.raises(WrongBaseError, match="has other weights than those that its tenants and domains were made for"):
+        export_base(store.root, models, "big", "wide", name="mpnet")
+    assert files_of(models, "mpnet") == before

@@ -102,7 +102,7 @@ def registry(store: Store) -> Iterator[Registry]:
 @pytest.fixture(params=[True, False], ids=["streams", "polls"])
 def transport(request: pytest.FixtureRequest, store: Store) -> Iterator[InProcess]:
     settings = ManagerSettings("", "tiny", "general", upload_chunk_bytes=100)
-    with closing(ManageService(store, settings)) as service:
+    with closing(ManageService(store, lambda: settings)) as service:
         watching = WatchStage(service.job_state)
         watching.start()
         yield InProcess(service.handle, watching, request.param)

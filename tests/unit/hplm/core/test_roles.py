@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
-from hplm.core.roles import ENSEMBLE, FUSED, MANAGING, SERVING, Role, base_roles, names
+from hplm.core.roles import (
+    MANAGING,
+    Role,
+    base_roles,
+    check_model_name,
+    fused_role,
+    models_of,
+    names,
+    route_role,
+    served_base,
+    served_bases,
+    unload_order,
+)
+from hplm.errors import ConfigError
 from hplm.triton.launcher.backend_folder import share_folder
+from hplm.triton.launcher.model_folder import write_model
+
+ROLES = [*base_roles(), fused_role(), *MANAGING, route_role()]
 
 
-@pytest.mark.parametrize("role", [*SERVING, FUSED, *MANAGING], ids=lambda role: role.template or role.name)
+@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.template or role.name)
 def test_a_role_has_the_model_folder_and_the_backend_that_the_catalogue_names(role: Role) -> None:
     config = (share_folder("model_repository") / (role.template or role.name) / "config.pbtxt").read_text()
     assert f'\nname: "{role.name}"\n' in f"\n{config}"
@@ -22,7 +40,7 @@ def test_a_role_has_the_model_folder_and_the_backend_that_the_catalogue_names(ro
 
 def test_every_model_folder_has_a_role() -> None:
     folders = {path.name for path in share_folder("model_repository").iterdir() if path.is_dir()}
-    assert folders == {*names(SERVING), FUSED.template, *names(MANAGING)}
+    assert folders == {role.template or role.name for role in ROLES}
 
 
 def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() -> None:
@@ -30,11 +48,62 @@ def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() ->
         config = (share_folder("model_repository") / folder / "config.pbtxt").read_text()
         return re.findall(r"^(?:name|max_batch_size): .+|(?<=\{ )name: .+?\](?= )", config, flags=re.MULTILINE)
 
-    assert len(tensors(ENSEMBLE.name)) == 9
-    assert tensors(FUSED.template) == tensors(ENSEMBLE.name)
+    assert len(tensors("hbert")) == 9
+    assert tensors(fused_role().template) == tensors("hbert")
 
 
 def test_models_of_another_base_are_named_after_it() -> None:
     roles = base_roles("mpnet")
     assert names(roles) == ("mpnet_plot", "mpnet_upper", "mpnet")
     assert roles.ensemble.needs == ("mpnet_plot", "mpnet_upper")
+
+
+def write_base(models: Path, name: str, base: str, *, fused: bool = False) -> None:
+    """Write the model folders of a base."""
+    settings = {"store": "../../../store", "base": base, "registry": ""}
+    for role in (fused_role(name),) if fused else base_roles(name):
+        has_table = role.backend in ("plot", "fused")
+        write_model(models, role, {**settings, "table": "general"} if has_table else settings)
+
+
+def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings(tmp_path: Path) -> None:
+    for name, base, fused in (("mpnet", "big", False), ("hbert", "small", False), ("late", "third", True)):
+        write_base(tmp_path, name, base, fused=fused)
+    for role in MANAGING:
+        write_model(tmp_path, role, {"store": "s", "base": "small", "domain": "general", "registry": ""})
+    found = served_bases(tmp_path)
+    assert [(base.name, base.base, base.form) for base in found] == [
+        ("hbert", "small", "two-stage"),
+        ("late", "third", "fused"),
+        ("mpnet", "big", "two-stage"),
+    ]
+    assert found[2].settings.look_up.table == found[1].settings.look_up.table == "general"
+    assert found[1].store_root == (tmp_path / "late" / "1" / "../../../store").resolve()
+    bases = ("hbert_plot", "hbert_upper", "hbert", "late", "mpnet_plot", "mpnet_upper", "mpnet")
+    assert models_of(tmp_path) == (*bases, "manager", "manager_watch")
+    assert served_base(tmp_path) == found[0]
+    assert served_base(tmp_path, "mpnet") == found[2]
+    with pytest.raises(ConfigError, match="no model 'nobody' of a base; its models of bases are: hbert, late, mpnet"):
+        served_base(tmp_path, "nobody")
+    config = (tmp_path / "mpnet" / "config.pbtxt").read_text()
+    assert re.findall(r'name: "(mpnet\w*|hbert\w*)"', config) == ["mpnet", "mpnet_plot", "mpnet_upper"]
+
+
+def test_a_model_is_unloaded_before_those_that_it_calls() -> None:
+    models = ("hbert_plot", "hbert_upper", "hbert", "late", "manager", "hplm")
+    assert unload_order(models) == ({"hplm"}, {"hbert", "late", "manager"}, {"hbert_plot", "hbert_upper"})
+
+
+@pytest.mark.parametrize("name", ["manager", "hplm", "mpnet_plot", "mpnet_upper", "Large", "a/b", ""])
+def test_a_name_of_another_model_or_none_at_all_names_no_base(name: str) -> None:
+    with pytest.raises(ConfigError, match="--name: "):
+        check_model_name(name)
+
+
+def test_a_base_whose_settings_are_away_is_found_and_its_settings_are_refused(tmp_path: Path) -> None:
+    write_base(tmp_path, "hbert", "small")
+    path = tmp_path / "hbert_upper" / "1" / "settings.json"
+    path.write_text(json.dumps({"store": "s"}))
+    (base,) = served_bases(tmp_path)
+    with pytest.raises(ConfigError, match="missing base"):
+        _ = base.base

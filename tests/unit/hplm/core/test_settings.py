@@ -16,7 +16,9 @@ from hplm.core.settings import (
     EncodeSettings,
     FusedSettings,
     LookupSettings,
+    ManagedBase,
     ManagerSettings,
+    RouteSettings,
     fused_values,
     load_settings,
     parse_settings,
@@ -72,6 +74,27 @@ def test_a_reduction_factor_that_cannot_be_is_refused_by_the_upper_stage_and_the
             parse_settings(settings, {**given, "reduction_factor": 0}, "here")
 
 
+def test_a_manager_has_the_settings_of_each_base() -> None:
+    manager = {"store": "s", "base": "small", "domain": "d", "miss": "backoff", "bases": {"big": {"domain": "wide"}}}
+    parsed = parse_settings(ManagerSettings, manager, "here")
+    assert parsed.managed == {"small": ManagedBase("d", "backoff"), "big": ManagedBase("wide")}
+
+
+@pytest.mark.parametrize(
+    ("bases", "words"),
+    [
+        ({"small": {"domain": "d"}}, "bases: 'small' is the default base"),
+        ({"big": {"domain": "d", "mis": "compute"}}, "bases: big: unknown key 'mis'"),
+        ({"big": {}}, "bases: big: missing domain"),
+        ({"big": {"domain": "d", "reduction_factor": 0}}, "reduction_factor must be at least 1"),
+        ({"big": "d"}, "bases: big"),
+    ],
+)
+def test_a_base_that_a_manager_cannot_train_for_is_refused(bases: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_settings(ManagerSettings, {"store": "s", "base": "small", "domain": "d", "bases": bases}, "here")
+
+
 @pytest.mark.parametrize(
     "weight", [0, -1.0, float("nan"), float("inf"), True, "three", 1e306, pytest.param(10**400, id="huge"), 1e-320]
 )
@@ -98,6 +121,12 @@ def test_a_share_of_a_tenant_that_cannot_be_is_refused_in_both_stages(name: str)
 def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match="missing base"):
         parse_settings(EncodeSettings, {"store": "s"}, "here")
+
+
+@pytest.mark.parametrize("model", [1, "", None, ["hbert"]])
+def test_the_model_of_a_base_that_is_no_name_is_refused_with_the_base(model: object) -> None:
+    with pytest.raises(ConfigError, match="the model of base 'minilm' must be a name"):
+        parse_settings(RouteSettings, {"store": "s", "models": {"minilm": model}}, "here")
 
 
 def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
@@ -130,6 +159,7 @@ def documented_settings() -> list[tuple[type, dict[str, tuple[str, str]]]]:
         LookupSettings: both + parts["`hbert_plot`"],
         EncodeSettings: both + parts["`hbert_upper`"],
         ManagerSettings: parts["`manager` and `manager_watch`"],
+        RouteSettings: parts["`hplm`"],
     }
     row = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", flags=re.MULTILINE)
     return [
@@ -192,8 +222,10 @@ def test_every_range_in_the_documents_is_that_of_the_code() -> None:
         needed = {one.name: "x" for one in dataclasses.fields(kind) if one.default is one.default_factory}
         if kind is ManagerSettings:
             needed["data_root"] = "/data"
+        if kind is RouteSettings:
+            needed["models"] = {"minilm": "hbert"}
         for key, (_, range_) in rows.items():
-            if range_ in ("path", "absolute path", "name", "URL", "of the policy"):
+            if range_ in ("path", "absolute path", "name", "names", "URL", "of the policy", "by base"):
                 continue
             inside, outside = documented_values(range_)
             if get_origin(hint := get_type_hints(kind)[key]) is Literal:

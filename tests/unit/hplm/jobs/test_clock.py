@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 from hplm_builder.jobs.handlers import load_handlers
@@ -60,7 +61,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def managed(store: Store, clock: Clock) -> Iterator[ManageService]:
-    with closing(ManageService(store, ManagerSettings(**SETTINGS), clock=clock)) as opened:
+    with closing(ManageService(store, partial(ManagerSettings, **SETTINGS), clock=clock)) as opened:
         yield opened
 
 

@@ -48,7 +48,8 @@ def make_store(root: Path) -> Store:
 
 
 def make_service(store: Store, **settings: Any) -> ManageService:
-    return ManageService(store, ManagerSettings(**{**SETTINGS, **settings}))
+    made = ManagerSettings(**{**SETTINGS, **settings})
+    return ManageService(store, lambda: made)
 
 
 def ask(service: ManageService, action: str, **values: Any) -> dict[str, Any]:

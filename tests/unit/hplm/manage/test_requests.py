@@ -47,6 +47,7 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "domain.delete", "domain": "law"},
     {"action": "domain.show", "domain": "law", "base": "minilm-l6"},
     {"action": "domain.list"},
+    {"action": "base.list"},
     {"action": "job.show", "job": "j1"},
     {"action": "job.list", "states": ["queued", "running"]},
     {"action": "job.cancel", "job": "j1"},

@@ -33,6 +33,7 @@ from hplm.errors import (
     UploadError,
 )
 from hplm.manage import service as serving
+from hplm.manage.current_settings import CurrentSettings
 from hplm.manage.service import ManageService
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -99,7 +100,7 @@ def test_an_update_stays_on_its_tenants_domain_and_a_create_needs_a_new_name(
         ask(service, "tenant.create", tenant="acme", data=data)
     with pytest.raises(UnknownTenantError):
         ask(service, "tenant.update", tenant="other", data=data)
-    with pytest.raises(UnknownTenantError, match="no tenant 'acme' over base 'other'"):
+    with pytest.raises(BadManageRequestError, match="does not serve base 'other'; it serves tiny"):
         ask(service, "tenant.update", tenant="acme", data=data, base="other")
     with pytest.raises(UnknownDomainError):
         ask(service, "tenant.create", tenant="other", domain="nowhere", data=data)
@@ -160,37 +161,70 @@ def test_a_domain_stands_on_its_parent_and_is_told_from_a_root(service: ManageSe
         ask(service, "domain.create", domain="new", parent="nowhere", corpus=source)
 
 
-def test_a_tenant_of_another_base_is_made_by_the_manager_of_its_own_server(
-    service: ManageService, registry: Registry
-) -> None:
+SECOND = {"second": {"domain": "general-second", "miss": "backoff", "reduction_factor": 4}}
+
+
+def test_a_job_has_the_settings_of_the_base_that_the_request_names(store: Store, registry: Registry) -> None:
     publish_second(registry, "general-second")
-    publish(registry, "acme", domain="general-second", base="second")
-    other = "serves base 'tiny': for a tenant of base 'second' ask the manager of the server that serves that base"
-    with pytest.raises(BadManageRequestError, match=other):
-        create_tenant(service, "other", base="second", domain="general-second")
-    with pytest.raises(BadManageRequestError, match=other):
-        making.update(service, "acme", colours())
-    with pytest.raises(BadManageRequestError, match=other):
-        create_tenant(service, "other", base="second", domain="general-second", dry_run=True)
+    with closing(making.make_service(store, reduction_factor=8, bases=SECOND)) as service:
+        own = registry.job(create_tenant(service, "acme"))
+        other = registry.job(create_tenant(service, "other", base="second"))
+        domain = registry.job(create_domain(service, "law", base="second"))
+        settings = ("base", "domain", "miss", "reduction_factor")
+        assert [own.request[key] for key in settings] == ["tiny", "general", "compute", 8]
+        assert [other.request[key] for key in settings] == ["second", "general-second", "backoff", 4]
+        assert [domain.request[key] for key in settings] == ["second", "law", "backoff", 4]
+        assert domain.request["parent"] == "general-second"
+        publish(registry, "alone")
+        with pytest.raises(UnknownTenantError, match="no tenant 'alone' over base 'second'"):
+            making.update(service, "alone", colours(), base="second")
+        corpus = {"upload": upload(service, "a red cat\n" * 200, "corpus.txt")}
+        with pytest.raises(BadManageRequestError, match="answers misses by back-off"):
+            ask(service, "domain.create", domain="new", base="second", corpus=corpus, settings={"top_percent": 0})
+        with pytest.raises(BadManageRequestError, match="the root of its tree"):
+            ask(service, "domain.delete", domain="general-second", base="second")
+
+
+def test_a_base_that_the_server_does_not_serve_is_refused_with_those_that_it_serves(
+    store: Store, registry: Registry
+) -> None:
+    registry.publish_base("third", "f", "bases/third", NOW_S)
+    registry.publish_domain("third", "root", "plots/root", NOW_S, parent_id=None, about={}, expected=None)
+    publish(registry, "acme", domain="root", base="third")
+    with closing(making.make_service(store, bases=SECOND)) as service:
+        for request in (
+            lambda: create_tenant(service, "other", base="third"),
+            lambda: create_tenant(service, "other", base="third", dry_run=True),
+            lambda: making.update(service, "acme", colours()),
+            lambda: create_domain(service, "law", base="third"),
+            lambda: ask(service, "domain.show", domain="root", base="third"),
+            lambda: ask(service, "domain.delete", domain="root", base="third"),
+            lambda: ask(service, "domain.list", base="third"),
+        ):
+            with pytest.raises(BadManageRequestError, match="does not serve base 'third'; it serves tiny, second"):
+                request()
     assert not registry.jobs()
 
 
-def test_a_domain_of_another_base_stands_on_the_root_of_that_base(service: ManageService, registry: Registry) -> None:
-    publish_second(registry, "general-second")
-    job = registry.job(create_domain(service, "law", base="second"))
-    assert (job.request["base"], job.request["parent"]) == ("second", "general-second")
-
-
-def test_where_another_base_has_several_roots_or_none_a_domain_must_name_its_parent(
-    service: ManageService, registry: Registry
+def test_a_base_is_known_as_soon_as_it_is_in_the_settings_file(
+    store: Store, registry: Registry, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnknownDomainError, match="base 'second' has no root domain"):
-        create_domain(service, "law", base="second")
-    publish_second(registry, "one", "two")
-    with pytest.raises(BadManageRequestError, match="several roots, one, two: give one as `parent`"):
-        create_domain(service, "law", base="second")
-    job = registry.job(create_domain(service, "law", base="second", parent="two"))
-    assert job.request["parent"] == "two"
+    publish_second(registry, "general-second")
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(making.SETTINGS))
+    with closing(ManageService(store, CurrentSettings(path))) as service:
+        with pytest.raises(BadManageRequestError, match=r"it serves tiny$"):
+            create_tenant(service, "acme", base="second")
+        path.write_text(json.dumps(making.SETTINGS | {"bases": SECOND}))
+        create_tenant(service, "acme", base="second")
+        # A file that is away, or damaged, leaves the settings as they were.
+        path.unlink()
+        create_tenant(service, "another", base="second")
+        path.write_text("{")
+        create_tenant(service, "yet-another", base="second")
+        path.write_text(json.dumps(making.SETTINGS))
+        with pytest.raises(BadManageRequestError, match=r"it serves tiny$"):
+            create_tenant(service, "new", base="second")
 
 
 def test_a_domain_in_use_is_not_deleted_and_names_who_uses_it(service: ManageService, registry: Registry) -> None:
@@ -360,7 +394,7 @@ def test_an_unknown_job_is_not_found(service: ManageService, values: dict[str, A
 
 def test_a_dry_run_that_no_worker_takes_is_answered_with_its_job(store: Store) -> None:
     settings = ManagerSettings(**making.SETTINGS)
-    with closing(ManageService(store, settings, dry_run_wait_s=0.1)) as service:
+    with closing(ManageService(store, lambda: settings, dry_run_wait_s=0.1)) as service:
         data = {"train": {"upload": upload(service, colours())}}
         answer = ask(service, "tenant.create", tenant="acme", data=data, dry_run=True)
         assert "plan" not in answer
@@ -371,7 +405,7 @@ def test_a_dry_run_that_no_worker_takes_is_answered_with_its_job(store: Store) -
 def test_a_service_that_is_told_to_stop_waits_for_no_plan(store: Store, registry: Registry) -> None:
     settings, told = ManagerSettings(**making.SETTINGS), threading.Event()
     with (
-        closing(ManageService(store, settings, dry_run_wait_s=60.0, is_told_to_stop=told.is_set)) as service,
+        closing(ManageService(store, lambda: settings, dry_run_wait_s=60.0, is_told_to_stop=told.is_set)) as service,
         ThreadPoolExecutor(1) as pool,
     ):
         data = {"train": {"upload": upload(service, colours())}}

@@ -1,0 +1,94 @@
+"""Tensors of a call to a base's model: from texts of several requests to inputs, and from outputs to each text's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hplm.core import wire
+from hplm.serving.multi_text import fill_up
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+class RouteInput(NamedTuple):
+    """A text or pair as bytes, and whether its client asked for logits."""
+
+    texts: tuple[bytes, ...]
+    with_logits: bool
+
+    @property
+    def form(self) -> tuple[int, bool]:
+        """Texts with the same form fit in one call."""
+        return len(self.texts), self.with_logits
+
+
+class RouteAnswer(NamedTuple):
+    """The answer to one text: labels `[k]`, scores `[k]`, spans `[k, 2]`, truncated `[1]`, logits `[1 or tokens, labels]`."""
+
+    labels: npt.NDArray[Any]
+    scores: npt.NDArray[Any]
+    spans: npt.NDArray[Any]
+    truncated: npt.NDArray[Any]
+    logits: npt.NDArray[Any] | None
+
+
+def output_names(with_logits: bool) -> list[str]:
+    """Return the outputs that a call asks for."""
+    return [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if with_logits else [])]
+
+
+def call_inputs(texts: Sequence[tuple[RouteInput, bytes]]) -> dict[str, npt.NDArray[Any]]:
+    """Return TEXT `[n, 1]` (of pairs `[n, 2]`) and TENANT `[n, 1]` of texts of one form with their tenants."""
+    text = np.empty((len(texts), len(texts[0][0].texts)), dtype=np.object_)
+    tenant = np.empty((len(texts), 1), dtype=np.object_)
+    for index, (item, name) in enumerate(texts):
+        text[index, :] = item.texts
+        tenant[index, 0] = name
+    return {wire.TEXT: text, wire.TENANT: tenant}
+
+
+def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
+    """Return each text's answer without the filler that makes all answers of a call equally large.
+
+    Return None if the model has left out the logits of several texts, because their filler would be too large.
+    """
+    labels, scores, spans, truncated = (outputs[name] for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED))
+    logits = outputs.get(wire.LOGITS)
+    if len(spans) == 1:
+        return [RouteAnswer(labels[0], scores[0], spans[0], truncated[0], None if logits is None else logits[0])]
+    if logits is not None and not logits.size:
+        return None
+    counts = (spans[:, :, 0] >= 0).sum(axis=1).tolist()
+    return [
+        RouteAnswer(
+            labels[i, :count],
+            scores[i, :count],
+            spans[i, :count],
+            truncated[i],
+            None if logits is None else _without_filler(logits[i]),
+        )
+        for i, count in enumerate(counts)
+    ]
+
+
+def response_outputs(answers: Sequence[RouteAnswer]) -> dict[str, npt.NDArray[Any]]:
+    """Return the outputs of a request's texts, as a base's model gives them for the same texts."""
+    labels, scores, spans, truncated, logits = zip(*answers, strict=True)
+    outputs = {
+        wire.LABEL: fill_up(labels, b""),
+        wire.SCORE: fill_up(scores, 0),
+        wire.SPAN: fill_up(spans, -1),
+        wire.TRUNCATED: np.stack(truncated),
+    }
+    if logits[0] is not None:
+        outputs[wire.LOGITS] = fill_up(logits, wire.LOGITS_FILLER)
+    return outputs
+
+
+def _without_filler(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    is_own = logits != np.float32(wire.LOGITS_FILLER)
+    return logits[is_own.any(axis=1)][:, is_own.any(axis=0)]
