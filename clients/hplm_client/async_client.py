@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from tritonclient.utils import InferenceServerException
@@ -19,7 +18,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
-from hplm_client.model_choice import ModelChoice
+from hplm_client.model_choice import LOOK_S, ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, ClientOwnership
@@ -47,9 +46,11 @@ class AsyncClient:
         """The arguments are those of `Client`."""
         self.url = url
         self._choice = ModelChoice(model)
-        self._choosing = asyncio.Lock()
+        # The question to the server which models it has, while it is under way.
+        self._look: asyncio.Future[str] | None = None
         address = split_url(url)
         self._is_grpc = address.protocol == "grpc"
+        self._timeout_s = timeout_s
         # Over HTTP the session applies the timeout.
         self._timeout_option: dict[str, Any] = {"client_timeout": timeout_s} if self._is_grpc else {}
         self._loop = _running_loop()
@@ -66,25 +67,39 @@ class AsyncClient:
         """Return whether the model is loaded on the server, as `Client.is_ready`."""
         self._check_caller()
         for model in self._choice.candidates:
-            if await self._has_ready(model):
+            if await self._has_ready(model, self._timeout_option):
                 return True
         return False
 
-    async def _has_ready(self, model: str) -> bool:
+    async def _has_ready(self, model: str, options: Mapping[str, Any]) -> bool:
         with typed_errors(self.url):
-            return bool(await self._call(lambda: self._triton.is_model_ready(model, **self._timeout_option)))
+            return bool(await self._call(lambda: self._triton.is_model_ready(model, **options)))
 
-    async def _model(self) -> str:
-        """Return the model to call. The first time, ask the server whether it has the model for all bases."""
+    async def _model(self, deadline_s: float | None) -> str:
+        """Return the model to call. Calls that begin before the server has said which models it has share one question."""
         if (model := self._choice.name) is not None:
             return model
-        async with self._choosing:
-            if (model := self._choice.name) is None:
-                has_router = False
-                with suppress(ForbiddenError):
-                    has_router = await self._has_ready(wire.ROUTER)
-                model = self._choice.choose(has_router=has_router)
-            return model
+        if self._look is None:
+            timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if deadline_s is None else deadline_s)
+            self._look = asyncio.ensure_future(self._choose(timeout_s))
+        # A caller that is cancelled must not end the other callers' question.
+        return await asyncio.shield(self._look)
+
+    async def _choose(self, timeout_s: float) -> str:
+        """Ask the server whether it has the model for all bases, and return the model to call."""
+        options = {"client_timeout": timeout_s} if self._is_grpc else {}
+        try:
+            return self._choice.choose(
+                has_router=await asyncio.wait_for(self._has_ready(wire.ROUTER, options), timeout_s)
+            )
+        except (UnreachableError, asyncio.TimeoutError):
+            # The call itself says what is wrong, and in which time.
+            return wire.MODEL
+        except ForbiddenError:
+            # A server may forbid this question and still answer requests.
+            return self._choice.choose(has_router=False)
+        finally:
+            self._look = None
 
     async def predict(
         self,
@@ -116,7 +131,7 @@ class AsyncClient:
         try:
             with typed_answer(self.url):
                 async with self._permits:
-                    model = await self._model()
+                    model = await self._model(deadline_s)
                     result = await self._call(lambda: self._triton.infer(model, inputs, **options), deadline_s)
                 return predictions_from(result, batch, logits)
         except HplmError as error:

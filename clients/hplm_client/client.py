@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 from weakref import finalize
 
 from hplm.core import wire
-from hplm.errors import ConfigError, ForbiddenError, HplmError
+from hplm.errors import ConfigError, ForbiddenError, HplmError, UnreachableError
 from hplm_client.infer_tensors import (
     Request,
     TenantTextPair,
@@ -22,7 +22,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
-from hplm_client.model_choice import ModelChoice
+from hplm_client.model_choice import LOOK_S, ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
@@ -108,19 +108,26 @@ class Client:
         Raises UnreachableError if no server answers.
         """
         self._ownership.check_caller()
-        return any(self._has_ready(model) for model in self._choice.candidates)
+        return any(self._has_ready(model, self._timeout_s) for model in self._choice.candidates)
 
-    def _has_ready(self, model: str) -> bool:
-        with typed_errors(self.url), self._ownership.closed_as_unreachable(), self._time_limit():
-            return bool(self._triton.is_model_ready(model, **self._timeout_option))
+    def _has_ready(self, model: str, timeout_s: float) -> bool:
+        limit = nullcontext() if self._is_grpc else time_limit(timeout_s, None)
+        options = {"client_timeout": timeout_s} if self._is_grpc else {}
+        with typed_errors(self.url), self._ownership.closed_as_unreachable(), limit:
+            return bool(self._triton.is_model_ready(model, **options))
 
     def _with_model(self, call: _CallOptions) -> _CallOptions:
         """Return the options with the model to call. The first time, ask the server whether it has the model for all bases."""
         if (model := self._choice.name) is None:
-            has_router = False
-            # A server may forbid this question and still answer requests.
-            with suppress(ForbiddenError):
-                has_router = self._has_ready(wire.ROUTER)
+            timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if call.deadline_s is None else call.deadline_s)
+            try:
+                has_router = self._has_ready(wire.ROUTER, timeout_s)
+            except UnreachableError:
+                # The call itself says what is wrong, and in which time.
+                return replace(call, model=wire.MODEL)
+            except ForbiddenError:
+                # A server may forbid this question and still answer requests.
+                has_router = False
             model = self._choice.choose(has_router=has_router)
         return replace(call, model=model)
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from hplm.core import wire
 from hplm.errors import HplmError, UnreachableError
 
+# The most seconds in which a server says whether it has the model for all bases. If it does not say so in time, the next call
+# asks again.
+LOOK_S = 1.0
+
 
 class ModelChoice:
     """The name of the model that a client calls, `name`; None until the server was asked which models it has."""

@@ -14,7 +14,7 @@ from hplm.scheduling.batch_pacing import Rate
 
 @dataclass(frozen=True, slots=True)
 class GatherLimits:
-    """What a call may hold: the numbers of `texts` and of their bytes, and how far its deadlines may lie apart.
+    """The limits of a call: the numbers of its `texts` and of their bytes, and the range of their deadlines.
 
     The longest remaining time of a call's texts is at most `deadline_ratio` times the shortest, so that one timeout serves
     all texts. A text that is larger than `size_bytes` goes alone.
@@ -50,7 +50,7 @@ class Call(NamedTuple):
 
 
 class CallFiller:
-    """Fills one call. Texts are shown to it in their order; the first text that is in time decides what fits with it."""
+    """Fills one call with texts, which are shown in their order. The first text in time decides which texts fit."""
 
     def __init__(self, limits: GatherLimits, now_s: float) -> None:
         self._limits = limits

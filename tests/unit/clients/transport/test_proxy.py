@@ -80,10 +80,10 @@ def test_a_proxys_answer_is_a_typed_error(proxy: ThreadingHTTPServer, status: in
     proxy.answer = status  # type: ignore[attr-defined]
 
     async def ask() -> None:
-        async with AsyncClient(url) as client:
+        async with AsyncClient(url, model="hbert") as client:
             await client.predict("films", "good")
 
-    with Client(url) as client:
+    with Client(url, model="hbert") as client:
         for refused in (lambda: client.predict("films", "good"), lambda: asyncio.run(ask())):
             with pytest.raises(error, match=re.escape(url)) as raised:
                 refused()

@@ -89,7 +89,7 @@ def dripping() -> Iterator[str]:
 
 
 def test_a_call_over_http_ends_with_its_timeout_though_pieces_of_its_answer_come(dripping: str) -> None:
-    with Client(dripping, timeout_s=5) as client:
+    with Client(dripping, timeout_s=5, model="hbert") as client:
         with pytest.raises(UnreachableError, match="timed out"):
             client.predict("films", "good")
         # The rest of that answer is not taken for the next one.
@@ -107,7 +107,10 @@ def test_a_call_over_http_tries_no_other_address_when_its_time_is_over(monkeypat
     monkeypatch.setattr(ConnectionPool, "_connect_socket", connect)
     monkeypatch.setattr(ConnectionPool, "_resolve", lambda pool: addresses)
     words = r"^http://127.0.0.1:1 does not answer: timed out after 0.2 s$"
-    with Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S) as client, pytest.raises(UnreachableError, match=words):
+    with (
+        Client("http://127.0.0.1:1", timeout_s=TIMEOUT_S, model="hbert") as client,
+        pytest.raises(UnreachableError, match=words),
+    ):
         client.predict("films", "good")
     assert tried == [("127.0.0.1", 1)]
 
