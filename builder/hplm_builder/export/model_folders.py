@@ -292,7 +292,7 @@ def _check_store_has(store: Store, settings: LookupSettings) -> bool:
         raise MissingArtifactError(
             f"{store.root} has no base {base!r}, its bases are {', '.join(store.bases()) or 'none'}: give --base"
         )
-    is_whole = base_folder.read(store.base(base), verify=False).config.is_whole
+    is_whole = base_folder.is_whole(store.base(base))
     if is_whole and settings.miss != "compute":
         raise ConfigError(
             f"base {base!r} is whole: it has no tables to back off to, so leave out --miss {settings.miss}"
