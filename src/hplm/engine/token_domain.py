@@ -42,7 +42,7 @@ class TokenDomains:
     """The open domains of a whole base, in place of `OpenDomains`. All lineages share one domain."""
 
     device = CPU
-    how_misses_are_computed = "nothing: the base is whole, so the encode stage computes all layers"
+    how_misses_are_computed = "computed by all layers, because the base is whole"
 
     def __init__(self, config: BaseConfig) -> None:
         self._domain = TokenDomain(config)
