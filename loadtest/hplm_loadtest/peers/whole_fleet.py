@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,13 +12,11 @@ from pathlib import Path
 from rich.progress import Progress
 
 from hplm.adapters import bank_file
-from hplm.adapters.bank_file import BankFile
 from hplm.core.settings import WHOLE, BaseConfig
-from hplm.errors import ArtifactError
+from hplm.errors import MissingRegistryError
 from hplm.models import base as bases
 from hplm.models.base import WORDS
 from hplm.registry.registry import Registry
-from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_loadtest.benchmarks.served_repository import ServedRepository
 from hplm_loadtest.peers.whole_model import make_seeded_model, whole_config
@@ -52,30 +51,29 @@ def write_whole_fleet(folder: Path, served: ServedRepository, names: Sequence[st
     config = whole_base_config(served.base.config)
     model = make_seeded_model(whole_config(served.base.config), 0)
     about = {"original": "none: seeded weights"}
-    with artifact.replacing(folder) as partial:
-        written = Store(partial)
-        words = {WORDS: model.word_embeddings.weight}
-        tokenizer = served.base.tokenizer_path.read_bytes()
-        bases.save(written.base(BASE), config, words, model.body.state_dict(), tokenizer, about)
-        base = bases.load(written.base(BASE))
-        with served.open_tenants() as (bank, tenants):
-            wanted = set(names)
-            chosen = [tenant for tenant in tenants if tenant.name in wanted]
-            loaded = map(bank.load, progress.track(chosen, description="tenants over the whole base"))
-            members = (replace(each, card=replace(each.card, base=base.fingerprint)) for each in loaded)
-            bank_file.write(written.bank(BANK), base.fingerprint, members)
-        with closing(Registry.open(written, create=True)) as registry:
-            now_s, path = time.time(), written.relative(written.base(BASE))
-            registry.publish_base(BASE, base.fingerprint, path, now_s)
-            root = registry.publish_domain(BASE, ROOT, path, now_s, parent_id=None, about={}, expected=None)
-            registry.publish_tenants(root.id, written.relative(written.bank(BANK)), sorted(names), now_s)
+    # What an interrupted call left.
+    shutil.rmtree(folder, ignore_errors=True)
+    words, tokenizer = {WORDS: model.word_embeddings.weight}, served.base.tokenizer_path.read_bytes()
+    bases.save(store.base(BASE), config, words, model.body.state_dict(), tokenizer, about)
+    base = bases.load(store.base(BASE))
+    with served.open_tenants() as (bank, tenants):
+        wanted = set(names)
+        chosen = [tenant for tenant in tenants if tenant.name in wanted]
+        loaded = map(bank.load, progress.track(chosen, description="tenants over the whole base"))
+        members = (replace(each, card=replace(each.card, base=base.fingerprint)) for each in loaded)
+        bank_file.write(store.bank(BANK), base.fingerprint, members)
+    with closing(Registry.open(store, create=True)) as registry:
+        now_s, path = time.time(), store.relative(store.base(BASE))
+        registry.publish_base(BASE, base.fingerprint, path, now_s)
+        root = registry.publish_domain(BASE, ROOT, path, now_s, parent_id=None, about={}, expected=None)
+        registry.publish_tenants(root.id, store.relative(store.bank(BANK)), sorted(names), now_s)
     return store
 
 
 def _holds(store: Store, names: Sequence[str]) -> bool:
-    """Return whether the store has a whole fleet of these tenants."""
+    """Return whether the store serves a whole fleet of these tenants, which are published last."""
     try:
-        base = bases.load(store.base(BASE), verify=False)
-        return sorted(BankFile(store.bank(BANK), base.fingerprint).names) == sorted(names)
-    except ArtifactError:
+        with closing(Registry.open_read_only(store)) as registry:
+            return {tenant.name for tenant in registry.changes_since(0).published} == set(names)
+    except MissingRegistryError:
         return False
