@@ -180,7 +180,7 @@ def base(
             name=name,
             origin=origin_of(model),
             adapters=adapters,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens or None,
         )
         shape = made.config
         say(

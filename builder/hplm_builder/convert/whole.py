@@ -86,5 +86,5 @@ def upper_state(config: BaseConfig, original: OriginalEncoder) -> dict[str, Tens
     if upper.relative is not None and original.relative is not None:
         upper.relative.load_state_dict(original.relative.state_dict())
     if upper.type_embeddings is not None:
-        upper.type_embeddings.load_state_dict({"weight": original.token_types[: config.token_types]})
+        upper.type_embeddings.load_state_dict({"weight": original.token_types})
     return upper.state_dict()

@@ -157,7 +157,7 @@ def make_whole_bert_base(store: Store, seed: int) -> Base:
     )
     torch.manual_seed(seed)
     original = OriginalEncoder(config, config.upper_layers)
-    original.token_types = 0.02 * torch.randn(config.token_types, config.hidden_size)
+    nn.init.normal_(original.token_types, std=0.02)
     for module in original.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)

@@ -17,7 +17,7 @@ from hplm_builder.export import register
 from hplm_builder.jobs.local_builds import build_domain
 from hplm_builder.tables.plot_tables import build_plot
 from rich.progress import Progress
-from transformers import AutoModel, BertModel, MPNetModel
+from transformers import AutoModel, BertModel
 from typer.testing import CliRunner
 
 from hplm.adapters.packed import PackedAdapter, packed_width
@@ -33,6 +33,7 @@ from hplm.models.base import LOWER, Base
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests import tiny
+from tests.unit.builder.convert.test_architectures import MODELS, save
 from tests.unit.builder.convert.test_convert import save_model
 
 TEXTS: list[TextOrPair] = [*tiny.sentences(12, seed=3), *zip(tiny.sentences(6, 4), tiny.sentences(6, 5), strict=True)]
@@ -40,9 +41,11 @@ TEXTS: list[TextOrPair] = [*tiny.sentences(12, seed=3), *zip(tiny.sentences(6, 4
 TOLERANCE = {"atol": 2e-4, "rtol": 2e-4}
 
 
-@pytest.fixture(scope="module", params=[BertModel, MPNetModel])
+@pytest.fixture(scope="module", params=sorted(MODELS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("model"), request.param)
+    made = tmp_path_factory.mktemp(request.param)
+    save(made, request.param, num_hidden_layers=4)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def states_of_transformers(folder: Path, base: Base, texts: Sequence[TextOrPair]
     model = AutoModel.from_pretrained(folder).half().float().eval()
     states = []
     for text in base.load_text_encoder().encode(texts):
-        types = {} if text.types is None or base.config.token_types == 0 else {"token_type_ids": [text.types]}
+        types = {"token_type_ids": [text.types]} if getattr(model.config, "type_vocab_size", 0) > 1 else {}
         inputs = {"input_ids": [text.ids], "attention_mask": [np.ones_like(text.ids)], **types}
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(np.stack(value)) for name, value in inputs.items()}
