@@ -253,9 +253,7 @@ def test_a_whole_model_gives_the_same_logits_before_and_after_packing_and_after_
 def test_the_first_whole_model_in_a_place_is_packed_before_it_computes(tmp_path: Path) -> None:
     config = whole_config(tiny.config())
     write_models(tmp_path, config, tenants=2, disk_bytes=10**9, dtype=torch.float32, onnx=False, progress=QUIET)
-    settings = PeerSettings(
-        system="dedicated", store="", base="", weights="", budget_mb=1, num_slots=4, dtype="float32"
-    )
+    settings = PeerSettings(system="dedicated", store="", base="", weights="", budget_mb=1, dtype="float32")
     body = DedicatedEngine(settings, config, torch.float32, tmp_path, torch.device("cpu"))
     seen = []
     for model in ("acme", "globex"):
