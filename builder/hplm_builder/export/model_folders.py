@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from hplm.core.roles import (
     DEFAULT_NAME,
-    BaseRoles,
     LOOK_UP_SUFFIX,
     MANAGER,
     MANAGING,
     RESERVED,
     ROUTE_NAME,
+    BaseRoles,
     Role,
     ServedBase,
     base_roles,
@@ -50,6 +50,7 @@ from hplm.errors import (
     UnknownDomainError,
     WrongBaseError,
 )
+from hplm.housekeeping.removal_plan import DEFAULT_ROOT
 from hplm.models import base_folder
 from hplm.plot import table as tables
 from hplm.registry.registry import Registry
@@ -60,7 +61,6 @@ from hplm.triton.launcher.install import TritonInstall
 from hplm.triton.launcher.instances import instances_in
 from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.workarounds.shell_paths import check_path
-from hplm_builder.export.register import ROOT_OF_WHOLE
 
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
 # All settings but the place of the store and of its registry.
@@ -297,7 +297,7 @@ def _check_store_has(store: Store, settings: LookupSettings) -> bool:
         raise ConfigError(
             f"base {base!r} is whole: it has no tables to back off to, so leave out --miss {settings.miss}"
         )
-    if plot == ROOT_OF_WHOLE if is_whole else store.table(plot, "root").is_dir():
+    if plot == DEFAULT_ROOT if is_whole else store.table(plot, "root").is_dir():
         return is_whole
     try:
         with closing(Registry.open_read_only(store)) as registry:
@@ -306,7 +306,7 @@ def _check_store_has(store: Store, settings: LookupSettings) -> bool:
     except (MissingRegistryError, UnknownDomainError):
         if is_whole:
             raise MissingArtifactError(
-                f"base {base!r} is whole, and its only domain is {ROOT_OF_WHOLE!r}: give --plot {ROOT_OF_WHOLE}"
+                f"base {base!r} is whole, and its only domain is {DEFAULT_ROOT!r}: give --plot {DEFAULT_ROOT}"
             ) from None
         raise MissingArtifactError(
             f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot`"

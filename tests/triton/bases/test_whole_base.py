@@ -17,11 +17,13 @@ from hplm_client import Client
 from tritonclient.utils import InferenceServerException
 
 from hplm.core.settings import EncodeSettings, LookupSettings
+from hplm.errors import UnknownTenantError
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.backends.test_whole_stages import ASKED, expected
+from tests.triton.serving.test_server import expected_logits
 from tests.unit.builder.convert.test_whole import identity_tenant, states_of_transformers
 
 pytestmark = pytest.mark.triton
@@ -104,3 +106,35 @@ def test_real_weights_compute_as_transformers_does_over_http_and_grpc(model: str
                 for answer, states in zip(client.predict_many(requests, logits=True), wanted, strict=True):
                     assert answer.logits is not None
                     np.testing.assert_allclose(answer.logits[0], states, atol=2e-4, rtol=2e-3)
+
+
+def test_a_hierarchical_and_a_whole_base_answer_from_one_server(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path)
+    store, base = tiny.opened(tmp_path)
+    whole = tiny.make_base(store, tiny.config(form="whole", name="whole"), seed=3)
+    tiny.publish(store, whole, ROOT_OF_WHOLE, tiny.tenant_of(whole, "omega", 5, like="alpha"))
+    common = {"store": "", "base": "whole", "dtype": "float32"}
+    export(store, models, LookupSettings(**common, table=ROOT_OF_WHOLE), EncodeSettings(**common), name="whole")
+    texts = tiny.sentences(20, seed=4)
+    with TritonServer(models, free_ports(), log=tmp_path / "triton.log") as server:
+        server.wait_ready()
+        with (
+            Client(server.ports.grpc_url, model="hbert") as first,
+            Client(server.ports.http_url, model="whole") as second,
+        ):
+            # Both streams are read in turn, so that requests of both bases are under way at once.
+            streams = (
+                first.predict_many([("alpha", text) for text in texts], logits=True),
+                second.predict_many([("omega", text) for text in texts], logits=True),
+            )
+            for text, of_first, of_second in zip(texts, *streams, strict=True):
+                assert of_first.logits is not None
+                assert of_second.logits is not None
+                (wanted,) = expected_logits(store, base, [("alpha", text)])
+                np.testing.assert_allclose(of_first.logits, wanted, atol=5e-3, rtol=5e-3)
+                np.testing.assert_allclose(
+                    of_second.logits, expected(store, whole, text, "omega"), atol=5e-4, rtol=5e-4
+                )
+            for client, other in ((first, "omega"), (second, "alpha")):
+                with pytest.raises(UnknownTenantError):
+                    client.predict(other, "the red cat")
