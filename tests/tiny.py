@@ -24,12 +24,12 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.roles import load_serving_settings
-from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
+from hplm.core.settings import REDUCTION_FACTOR, WHOLE, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
 from hplm.engine.lower_layers import LOWER_FORMS, lower_form, make_lower
 from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.models import base as bases
-from hplm.models.layers import UpperLayers
+from hplm.models.layers import UpperLayers, WholeLayers
 from hplm.models.lower import LowerEncoder
 from hplm.registry.records import TenantVersion
 from hplm.registry.registry import Registry
@@ -55,6 +55,10 @@ OTHER_TASKS: dict[str, tuple[str, tuple[str, ...], int]] = {
     "follows": ("classification", ("no", "yes"), 2),
 }
 
+# As a form it stands for a whole base, without lower layers.
+KINDS = (NgramEncoder.form, WHOLE)
+# For tests of what both kinds of base have in common, with the fixtures `tiny_models`, `tiny_store` or `tiny_base`.
+BASES_OF_BOTH_KINDS = pytest.mark.parametrize("tiny_models", KINDS, indirect=True, scope="session")
 # For tests of what both forms of lower layers have in common.
 BOTH_FORMS = pytest.mark.parametrize("form", tuple(LOWER_FORMS))
 # The same for tests that use the fixtures `tiny_models`, `tiny_store` or `tiny_base`.
@@ -96,6 +100,18 @@ def config(
     upper_layers: int = 2,
     max_tokens: int = 40,
 ) -> BaseConfig:
+    """The shape of a tiny base. With WHOLE as `form` it has two layers more, which have no adapters, and two token types."""
+    if form == WHOLE:
+        shape = config(name=name, hidden_size=hidden_size, max_tokens=max_tokens)
+        return replace(
+            shape,
+            lower_form=WHOLE,
+            window=1,
+            window_layers=0,
+            upper_layers=upper_layers + 2,
+            adapter_layers=upper_layers,
+            token_types=2,
+        )
     return BaseConfig(
         name=name,
         vocab_size=tokenizer().get_vocab_size(),
@@ -120,7 +136,12 @@ def sentences(count: int, seed: int = 0, words: tuple[int, int] = (1, 30)) -> li
 def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
     """A base of random weights, large enough that every part shows in the answer."""
     torch.manual_seed(seed)
-    lower, upper = make_lower(shape), UpperLayers(shape)
+    lower: torch.nn.Module
+    if shape.is_whole:
+        words = torch.nn.Embedding(shape.vocab_size, shape.hidden_size)
+        lower, upper = torch.nn.ModuleDict({"word_embeddings": words}), WholeLayers(shape, words.weight.detach())
+    else:
+        lower, upper = make_lower(shape), UpperLayers(shape)
     for module in (lower, upper):
         for name, parameter in module.named_parameters():
             if "norm" not in name:
@@ -148,7 +169,7 @@ def some_ngrams(of: bases.Base | LowerEncoder, count: int, seed: int = 0) -> npt
 
 
 def random_adapter(shape: BaseConfig, rng: np.random.Generator, factor: int = REDUCTION_FACTOR) -> Adapter:
-    layers, hidden, reduced = shape.upper_layers, shape.hidden_size, shape.hidden_size // factor
+    layers, hidden, reduced = shape.adapted_layers, shape.hidden_size, shape.hidden_size // factor
     shapes = ((layers, reduced, hidden), (layers, reduced), (layers, hidden, reduced), (layers, hidden))
     return Adapter(*(rng.normal(0, 0.3, shape).astype(np.float32) for shape in shapes))
 
@@ -286,7 +307,8 @@ def make_repository(
     """
     store = Store(folder / "store", registry)
     base = make_base(store, shape or config())
-    build_plot(store, "tiny", PLOT, sentences(50), 30.0, Progress(disable=True), dtype="float32")
+    if not base.config.is_whole:
+        build_plot(store, "tiny", PLOT, sentences(50), 30.0, Progress(disable=True), dtype="float32")
     for seed, name in [*enumerate(TASKS, 1), *enumerate(OTHER_TASKS if other_tasks else ())]:
         make_tenant(store, base, name, seed)
     common: dict[str, Any] = {"store": "", "base": "tiny", "dtype": dtype}

@@ -1,4 +1,4 @@
-"""Triton backend `plot`, the look-up stage: TEXT, TENANT -> HIDDEN, TOKENS, TRUNCATED, REQUEST_META."""
+"""Triton backend `plot`, the look-up stage: TEXT, TENANT -> HIDDEN (IDS of a whole base), TOKENS, TRUNCATED, REQUEST_META."""
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class TritonPythonModel(LookupModel):
         def write(answers):
             return respond(
                 {
-                    wire.HIDDEN: pack([answer.hidden for answer in answers]),
+                    self.stage.output: pack([answer.features for answer in answers]),
                     wire.TOKENS: pack([answer.tokens for answer in answers]),
                     wire.TRUNCATED: np.array([[answer.truncated] for answer in answers], dtype=bool),
                     wire.REQUEST_META: np.array(

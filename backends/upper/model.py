@@ -1,4 +1,4 @@
-"""Triton backend `upper`, the encode stage: HIDDEN, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, LOGITS."""
+"""Triton backend `upper`, the encode stage: HIDDEN or IDS, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, LOGITS."""
 
 import time
 
@@ -32,7 +32,7 @@ class TritonPythonModel(StageModel):
             # A GPU computes a batch in less time, and a held call would leave requests unread.
             hold_s=HOLD_S if stage.engine.device.type == "cpu" else 0.0,
             no_op={
-                wire.HIDDEN: np.zeros((1, 1, 1), np.float16),
+                stage.input: stage.no_features[None],
                 wire.TOKENS: np.zeros((1, 1, 3), np.int32),
                 wire.TENANT: np.array([[b""]], dtype=np.object_),
             },
@@ -46,7 +46,7 @@ class TritonPythonModel(StageModel):
         # Each text's version of its tenant, and when it arrived; -1 if the client does not know.
         known = [(-1, -1)] * len(tenants) if meta is None else meta[:, 1:].tolist()
         lengths = None if meta is None else meta[:, 0].tolist()
-        hidden = unpack(translate.tensor(inputs, wire.HIDDEN), lengths)
+        features = unpack(translate.tensor(inputs, self.stage.input), lengths)
         tokens = unpack(translate.tensor(inputs, wire.TOKENS), lengths)
         return [
             Request(
@@ -55,7 +55,7 @@ class TritonPythonModel(StageModel):
                 deadline_s,
                 arrived_ns / 1e9 if arrived_ns >= 0 else now_s,
             )
-            for *tensors, (tenant,), (version, arrived_ns) in zip(hidden, tokens, tenants, known, strict=True)
+            for *tensors, (tenant,), (version, arrived_ns) in zip(features, tokens, tenants, known, strict=True)
         ]
 
     def writer(self, request):

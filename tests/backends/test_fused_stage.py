@@ -21,6 +21,7 @@ from hplm.serving.request import Request
 from tests import tiny
 from tests.batches import admitted, compute, find_labels, look_up
 
+pytestmark = tiny.BASES_OF_BOTH_KINDS
 REQUESTS = [((text.encode(),), name.encode()) for text in tiny.sentences(8, words=(1, 60)) for name in tiny.TASKS]
 
 
@@ -41,7 +42,7 @@ def test_it_answers_as_the_look_up_stage_and_the_encode_stage_do(tiny_models: Pa
     settings = load_serving_settings(tiny_models)
     first, second = LookupStage(settings.look_up, settings.folder), EncodeStage(settings.encode, settings.folder)
     hidden = [one for one in look_up(first, REQUESTS) if isinstance(one, LookupAnswer)]
-    inputs = [EncodeInput(one.hidden, one.tokens, one.version_id) for one in hidden]
+    inputs = [EncodeInput(one.features, one.tokens, one.version_id) for one in hidden]
     wanted = find_labels(second, [Request(one, tenant) for one, (_, tenant) in zip(inputs, REQUESTS, strict=True)])
     for stage in (first, second):
         stage.close()

@@ -104,7 +104,7 @@ def upper_input(name: str, deadline_s: float | None = None, version_id: int | No
 
 def labels_input(looked_up: LookupAnswer, tenant: bytes, version_id: int | None = None) -> EncodeRequest:
     """Make the request to the encode stage after a look-up."""
-    return Request(EncodeInput(looked_up.hidden, looked_up.tokens, version_id), tenant)
+    return Request(EncodeInput(looked_up.features, looked_up.tokens, version_id), tenant)
 
 
 def asked(stage: LookupStage | EncodeStage, request: LookupRequest | EncodeRequest) -> Future[Any]:
@@ -123,7 +123,7 @@ def test_each_bad_request_of_a_batch_gets_its_error_and_the_good_ones_their_answ
         assert type(bad) is error
         assert len(bad.wire()) < 300
         assert isinstance(good, LookupAnswer)
-        np.testing.assert_allclose(good.hidden, alone.hidden, atol=2e-3, rtol=2e-3)
+        np.testing.assert_allclose(good.features, alone.features, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.parametrize("stage_of", [plot_stage_of, upper_stage_of], ids=["LookupStage", "EncodeStage"])
@@ -209,7 +209,7 @@ def test_a_pair_is_looked_up_as_the_tokenizer_joins_it_and_answered_as_the_refer
     for name in ("alike", "follows"):
         found = look_up(plot, [(PAIR, name.encode())])[0]
         assert isinstance(found, LookupAnswer)
-        np.testing.assert_allclose(found.hidden, merged.numpy(), atol=5e-3, rtol=5e-3)
+        np.testing.assert_allclose(found.features, merged.numpy(), atol=5e-3, rtol=5e-3)
         answer = find_labels(upper, [labels_input(found, name.encode())])[0]
         assert isinstance(answer, EncodeAnswer)
         member = tiny.load_tenant(store, base, name)
@@ -319,7 +319,7 @@ def test_a_tenant_that_becomes_one_of_pairs_is_asked_for_pairs_from_then_on(tmp_
 
 
 def bad_inputs(good: EncodeRequest) -> list[EncodeRequest]:
-    hidden, tokens = good.item.hidden, good.item.tokens
+    hidden, tokens = good.item.features, good.item.tokens
     nan, infinite = hidden.copy(), hidden.copy()
     nan[1, 1] = np.nan
     infinite[0, 0] = np.inf
@@ -783,7 +783,7 @@ def test_the_look_up_counts_the_tokens_it_looked_up_as_many_as_there_are(tiny_mo
     texts = (b"the", b"the red cat sleeps over the river", b"\x01")
     answers = [asked(stage, Request((text,), b"alpha")) for text in texts]
     short, long, _ = (answer.result(SOON_S) for answer in answers)
-    assert stage.counts["tokens"] == len(short.hidden) + len(long.hidden)
+    assert stage.counts["tokens"] == len(short.features) + len(long.features)
 
 
 def test_a_domain_that_requests_still_hold_is_opened_once(plot_stage: LookupStage) -> None:

@@ -83,7 +83,7 @@ def test_a_stage_answers_from_the_gpu_what_it_answers_from_the_cpu(tiny_models: 
     for got, exact in zip(answers["auto"], answers["cpu"], strict=True):
         assert isinstance(got, LookupAnswer)
         assert isinstance(exact, LookupAnswer)
-        np.testing.assert_allclose(got.hidden, exact.hidden, atol=5e-3)
+        np.testing.assert_allclose(got.features, exact.features, atol=5e-3)
 
 
 def test_a_stage_says_where_it_computes_and_runs_its_own_threads(tiny_models: Path, started: Started) -> None:

@@ -26,7 +26,7 @@ GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("system", ["dedicated", "shared", "adapter"])
+@pytest.mark.parametrize("system", ["dedicated", "shared"])
 def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System, dtype: torch.dtype, tolerance: float
 ) -> None:
@@ -43,7 +43,7 @@ def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     tagging = replace(tagging, card=replace(tagging.card, task="tagging"))
     rng = np.random.default_rng(0)
     texts = [rng.integers(5, config.vocab_size, size=length) for length in (4, 7, 4)]
-    settings = PeerSettings(system=system, store="", base="", weights="", budget_mb=1, reduction_factor=4)
+    settings = PeerSettings(system=system, store="", base="", weights="", budget_mb=1)
     engines = [ENGINES[settings.system](settings, config, dtype, folder, device) for device in (GPU, CPU)]
     # The last model replaces the one before in its place.
     for tenant in (mean, cls, tagging, mean):

@@ -47,6 +47,7 @@ from hplm_builder.convert.base import (
 from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.original import TITLES
 from hplm_builder.convert.training import ConvertSettings
+from hplm_builder.convert.whole import AdaptedLayers, make_whole_base
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.domains.domain_build import DomainSettings
 from hplm_builder.export.model_folders import (
@@ -105,7 +106,19 @@ def base(
         ),
     ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
-    name: Annotated[str, typer.Option(help="Name of the base.")] = DEFAULT_BASE,
+    name: Annotated[
+        str, typer.Option(help="Name of the base.", show_default=f"{DEFAULT_BASE}; with --whole MODEL-whole")
+    ] = DEFAULT_BASE,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="Keep all layers and write no tables: the most accurate base, for text that does not repeat.",
+        ),
+    ] = False,
+    adapters: Annotated[
+        AdaptedLayers, typer.Option(help="With --whole: the layers that have adapters, the upper half or all.")
+    ] = "upper",
     shipped: Annotated[
         bool, typer.Option(help="Take a shipped conversion of MiniLM, by --name; nothing is trained.")
     ] = False,
@@ -141,10 +154,13 @@ def base(
     ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
 ) -> None:
     """Convert a pretrained model: an n-gram encoder replaces its lower layers, then it is trained to match the original.
+    With --whole nothing is converted or trained, and the base is ready in seconds.
 
     An interrupted conversion continues where it stopped. A base with domains is not replaced: give another --name. Examples:
 
       hplm build base --shipped
+
+      hplm build base --whole --model mpnet && hplm build export --base mpnet-whole
 
       hplm build base --model mpnet --name mpnet --lower 6
 
@@ -154,23 +170,33 @@ def base(
     """
     target = Store.at(store)
     head = None if shipped else check_model(model)
+    if whole:
+        _refuse_others(context, "--whole", ("model", "store", "name", "adapters", "max_tokens"))
+        name = name if is_given(context, "name") else f"{model.name}-whole"
+        _say_that_head_is_left_out(model, head)
+        made = make_whole_base(
+            target,
+            model_folder(model),
+            name=name,
+            origin=origin_of(model),
+            adapters=adapters,
+            max_tokens=max_tokens or None,
+        )
+        shape = made.config
+        say(
+            f"base {name}: {shape.upper_layers} layers, the last {shape.adapted_layers} with adapters; export it with "
+            f"`hplm build export --base {name}`"
+        )
+        return
+    if is_given(context, "adapters"):
+        raise ConfigError("--adapters is for --whole: the adapters of a converted base are in all its upper layers")
     if name in shipped_bases() and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"the name {name} is reserved for a shipped base of MiniLM: give another --name")
     if shipped:
-        extra = sorted(
-            option
-            for option in context.params
-            if option not in ("shipped", "store", "name") and is_given(context, option)
-        )
-        if extra:
-            raise ConfigError(f"--shipped trains nothing: leave out --shipped or --{extra[0].replace('_', '-')}")
+        _refuse_others(context, "--shipped", ("store", "name"))
         report = install_shipped(target, name)
     else:
-        if head is not None:
-            say(
-                f"{model} is a {head}: its encoder is converted, its head is left out. A tenant gets its head from "
-                "labelled data: `hplm build tenant`"
-            )
+        _say_that_head_is_left_out(model, head)
         with progress_bars() as progress:
             report = convert_base(
                 target,
@@ -200,6 +226,21 @@ def base(
         values = conversion[row]
         table.add_row(row, f"{values['mse']:.4f}", f"{values['relative']:.3f}", f"{values['relative_cut']:.3f}")
     Console().print(table)
+
+
+def _refuse_others(context: typer.Context, option: str, taken: tuple[str, ...]) -> None:
+    """Refuse options that say how to train, beside an option that trains nothing. Raises ConfigError."""
+    allowed = {option.removeprefix("--"), *taken}
+    if extra := sorted(each for each in context.params if each not in allowed and is_given(context, each)):
+        raise ConfigError(f"{option} trains nothing: leave out {option} or --{extra[0].replace('_', '-')}")
+
+
+def _say_that_head_is_left_out(model: Path, head: str | None) -> None:
+    if head is not None:
+        say(
+            f"{model} is a {head}: its encoder is converted, its head is left out. A tenant gets its head from "
+            "labelled data: `hplm build tenant`"
+        )
 
 
 @app.command()
@@ -613,6 +654,9 @@ def fleet(
     lower_form: Annotated[
         str, typer.Option(help="Form of the base's lower layers: see `build base`.")
     ] = NgramEncoder.form,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Over a whole base: all layers are computed, and there are no tables.")
+    ] = False,
     top: Annotated[
         float | None,
         typer.Option(
@@ -641,7 +685,7 @@ def fleet(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write; default: build/fleet-SHAPE-TENANTS, then -cls, -rFACTOR, -FORM, -topPERCENT if given."
+            help="Folder to write; default: build/fleet-SHAPE-TENANTS, then -cls, -rFACTOR, -FORM, -topPERCENT, -whole."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -662,6 +706,8 @@ def fleet(
 
       hplm build fleet --shape minilm --tenants 1000 --reduction-factor 4
 
+      hplm build fleet --shape bert-base --tenants 10000 --whole
+
       hplm build fleet --tenants 20 --task data/chemprot --task data/sci-cite --samples 1000 --epochs 3 --out build/fleet-tasks
 
       hplm serve --models build/fleet-bert-base-1000/models
@@ -669,12 +715,17 @@ def fleet(
     width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
     form = "" if lower_form == NgramEncoder.form else f"-{lower_form}"
     form += "" if top is None else f"-top{top:g}"
+    if whole and form:
+        raise ConfigError(
+            "a whole base has no lower layers and no tables: leave out --whole, or --lower-form and --top"
+        )
+    form += "-whole" if whole else ""
     folder = out or Path(f"build/fleet-{shape}-{tenants}{'-cls' if pooling == 'cls' else ''}{width}{form}")
     settings = TrainSettings(epochs=epochs, seed=seed, pooling=pooling, reduction_factor=reduction_factor)
     tuned = FineTunedFleet.read(task, tenants, samples, settings) if task else None
     with progress_bars() as progress:
         models = make_benchmark_repository(
-            folder, shape, lower_form, top, tenants, seed, progress, tuned, pooling, reduction_factor
+            folder, shape, lower_form, top, tenants, seed, progress, tuned, pooling, reduction_factor, whole
         )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
-from hplm.core.settings import BaseConfig
+from hplm.core.settings import WHOLE, BaseConfig
 from hplm.engine.lower_layers import lower_form as find_lower_form
 from hplm.errors import DataError
 from hplm.models.architectures import ARCHITECTURES, Architecture, find_architecture
@@ -97,6 +97,15 @@ def _config(folder: Path) -> dict[str, Any]:
     return found
 
 
+def num_layers_of(folder: Path) -> int:
+    """Return the number of layers of the model in `folder`. Raises DataError if the model cannot be used."""
+    check_folder(folder)
+    try:
+        return int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
+
+
 def base_config(
     folder: Path,
     *,
@@ -106,8 +115,11 @@ def base_config(
     window: int,
     window_layers: int,
     max_tokens: int | None,
+    adapter_layers: int = 0,
 ) -> BaseConfig:
-    """Return the shape of the base that converting `folder` gives. Without `max_tokens` it reads all positions of the model.
+    """Return the shape of the base that converting `folder` gives, or of the whole base of its model.
+
+    Without `max_tokens` it reads all positions of the model.
 
     Raises DataError if the model cannot be converted, ConfigError if there is no such form of lower layers.
     """
@@ -120,7 +132,8 @@ def base_config(
     if reason := _other_layers(config, architecture):
         raise DataError(f"{folder} holds a model of type {config.model_type!r} {reason}")
     layers = config.num_hidden_layers
-    if not 1 <= lower_layers < layers or not 1 <= window_layers < layers:
+    is_whole = lower_form == WHOLE
+    if not is_whole and not (1 <= lower_layers < layers and 1 <= window_layers < layers):
         raise DataError(f"{folder} has {layers} layers: --lower and --window-layers must be 1 to {layers - 1}")
     positions = config.max_position_embeddings - architecture.first_row(config.pad_token_id)
     max_tokens = positions if max_tokens is None else max_tokens
@@ -135,7 +148,7 @@ def base_config(
         window_layers=window_layers,
         upper_layers=layers - lower_layers,
         max_tokens=max_tokens,
-        vectors_per_ngram=find_lower_form(lower_form).vectors_per_ngram(window),
+        vectors_per_ngram=1 if is_whole else find_lower_form(lower_form).vectors_per_ngram(window),
         window=window,
         layer_norm_eps=config.layer_norm_eps if architecture.layer_norm_eps is None else architecture.layer_norm_eps,
         pad_id=config.pad_token_id,
@@ -143,6 +156,8 @@ def base_config(
         architecture=architecture.model_type,
         lower_layers=lower_layers,
         lower_form=lower_form,
+        adapter_layers=adapter_layers,
+        token_types=TOKEN_TYPES if is_whole and architecture.token_types is not None else 0,
     )
 
 

@@ -17,6 +17,7 @@ from hplm.core.roles import (
     MANAGING,
     RESERVED,
     ROUTE_NAME,
+    BaseRoles,
     Role,
     ServedBase,
     base_roles,
@@ -24,6 +25,7 @@ from hplm.core.roles import (
     fused_role,
     name_order,
     names,
+    of_whole_base,
     route_role,
     served_base,
     served_bases,
@@ -48,6 +50,7 @@ from hplm.errors import (
     UnknownDomainError,
     WrongBaseError,
 )
+from hplm.housekeeping.removal_plan import DEFAULT_ROOT
 from hplm.models import base_folder
 from hplm.plot import table as tables
 from hplm.registry.registry import Registry
@@ -120,8 +123,8 @@ def export(
         if kept.store_root == store.root.resolve():
             registry = registry or look_up.registry
     registry = _shared_registry(store, registry, plot.base, others)
-    _check_store_has(replace(store, registry=registry), plot.base, plot.table)
-    _check_weights(replace(store, registry=registry), plot.base, plot.table)
+    is_whole = _check_store_has(replace(store, registry=registry), plot)
+    _check_weights(replace(store, registry=registry), plot.base, "" if is_whole else plot.table)
 
     def count_of(role: Role, wanted: int | None) -> int:
         return wanted or (_instances_of(target / role.name) if kept is not None else 1)
@@ -135,6 +138,8 @@ def export(
         models = {fused_role(name): (count_of(computing, instances), of_both)}
     else:
         roles = base_roles(name)
+        if is_whole:
+            roles = BaseRoles(*map(of_whole_base, roles))
         models = {
             roles.look_up: (count_of(roles.look_up, look_up_instances), plot),
             roles.encode: (count_of(computing, instances), upper),
@@ -277,25 +282,42 @@ def has_manager(target: Path) -> bool:
     return (target / MANAGER.name).is_dir() or not served_bases(target)
 
 
-def _check_store_has(store: Store, base: str, plot: str) -> None:
-    """Refuse a store that lacks the base, or has neither a PLOT nor a domain called `plot`. Raises MissingArtifactError."""
+def _check_store_has(store: Store, settings: LookupSettings) -> bool:
+    """Return whether the base is whole. Refuse a store that lacks the base, or has neither a PLOT nor a domain of that name.
+
+    Raises MissingArtifactError. Raises ConfigError for settings that a whole base cannot have.
+    """
+    base, plot = settings.base, settings.table
     if not store.base(base).is_dir():
         raise MissingArtifactError(
             f"{store.root} has no base {base!r}, its bases are {', '.join(store.bases()) or 'none'}: give --base"
         )
-    if store.table(plot, "root").is_dir():
-        return
+    is_whole = base_folder.is_whole(store.base(base))
+    if is_whole and settings.miss != "compute":
+        raise ConfigError(
+            f"base {base!r} is whole: it has no tables to back off to, so leave out --miss {settings.miss}"
+        )
+    if plot == DEFAULT_ROOT if is_whole else store.table(plot, "root").is_dir():
+        return is_whole
     try:
         with closing(Registry.open_read_only(store)) as registry:
             registry.current_domain(base, plot)
+            return is_whole
     except (MissingRegistryError, UnknownDomainError):
+        if is_whole:
+            raise MissingArtifactError(
+                f"base {base!r} is whole, and its only domain is {DEFAULT_ROOT!r}: give --plot {DEFAULT_ROOT}"
+            ) from None
         raise MissingArtifactError(
             f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot`"
         ) from None
 
 
 def _check_weights(store: Store, base: str, plot: str) -> None:
-    """Refuse a base if the registry or the tables called `plot` are of other weights. Raises WrongBaseError."""
+    """Refuse a base if the registry or the tables called `plot` are of other weights. Raises WrongBaseError.
+
+    `plot` is "" for a whole base, which has no tables.
+    """
     fingerprint = base_folder.read(store.base(base), verify=False).fingerprint
     registered = fingerprint
     # The registry may be away while models are exported. Each tenant's own files are checked when they are loaded.
@@ -308,7 +330,7 @@ def _check_weights(store: Store, base: str, plot: str) -> None:
             "earlier base back, or convert the other one under another name (`hplm build base --name`)"
         )
     folder = store.table(plot, "root")
-    if folder.is_dir() and artifact.read(folder, tables.KIND).meta.get("base") != fingerprint:
+    if plot and folder.is_dir() and artifact.read(folder, tables.KIND).meta.get("base") != fingerprint:
         raise WrongBaseError(
             f"PLOT {plot!r} was built for another base than {base!r}: give --plot with a PLOT of this base, "
             f"`hplm build plot --base {base} --plot NAME` makes it"

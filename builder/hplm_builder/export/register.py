@@ -20,12 +20,16 @@ from hplm.errors import (
     WrongBaseError,
 )
 from hplm.housekeeping import garbage_collection
+from hplm.housekeeping.removal_plan import DEFAULT_ROOT
 from hplm.models.base import Base
 from hplm.plot import table as tables
 from hplm.registry.records import DomainVersion, ServedTenant, TenantRecord
 from hplm.registry.registry import Registry
 from hplm.store import artifact
 from hplm.store.layout import Store
+
+# The only domain of a whole base. It has no tables, so its folder is the base's own.
+ROOT_OF_WHOLE = DEFAULT_ROOT
 
 
 def open_registry(store: Store) -> Registry:
@@ -41,6 +45,8 @@ def open_registry(store: Store) -> Registry:
 def register_root(registry: Registry, store: Store, base: Base, domain: str) -> DomainVersion:
     """Return the current version of a domain. Register the base, and a root whose tables are in place, if need be.
 
+    The root of a whole base needs no tables.
+
     Raises UnknownDomainError, or WrongBaseError if those tables belong to another base.
     """
     name = base.config.name
@@ -55,7 +61,12 @@ def register_root(registry: Registry, store: Store, base: Base, domain: str) -> 
 
 
 def _root_path(store: Store, base: Base, domain: str) -> str | None:
-    """Return the folder of a root's tables, None if there are none. Raises WrongBaseError for tables of another base."""
+    """Return the folder of a root's tables, None if there are none; of a whole base, the base's folder.
+
+    Raises WrongBaseError for tables of another base.
+    """
+    if base.config.is_whole:
+        return store.relative(base.folder) if domain == ROOT_OF_WHOLE else None
     folder = store.table(domain, "root")
     if not folder.is_dir():
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,26 +16,27 @@ from torch import nn
 from hplm.adapters import bank_file
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
-from hplm.core.settings import REDUCTION_FACTOR, BaseConfig, EncodeSettings, LookupSettings
+from hplm.core.settings import REDUCTION_FACTOR, WHOLE, BaseConfig, EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
 from hplm.engine.lower_layers import load_lower, make_lower
 from hplm.engine.lower_layers import lower_form as find_lower_form
 from hplm.engine.lower_layers import pack as pack_lower
-from hplm.engine.open_domain import open_lookup
+from hplm.engine.open_domain import open_features
 from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import ArtifactError, ConfigError, CorruptArtifactError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
-from hplm.models.layers import UpperLayers
+from hplm.models.layers import OriginalEncoder, UpperLayers
 from hplm.registry.registry import Registry
 from hplm.reporting.progress import bar_report
 from hplm.reporting.samples import unseen_paragraphs
 from hplm.store.layout import Store
-from hplm_builder.convert.base import ensure_base, minilm_folder, shipped_with
+from hplm_builder.convert.base import MINILM, ensure_base, minilm_folder, shipped_with
+from hplm_builder.convert.whole import make_whole_base, publish_whole_base
 from hplm_builder.data.text_sources import SOURCES
 from hplm_builder.export.model_folders import export
-from hplm_builder.export.register import banks_of, fresh_bank, name_root, publish_bank, served
+from hplm_builder.export.register import ROOT_OF_WHOLE, banks_of, fresh_bank, name_root, publish_bank, served
 from hplm_builder.fleet.demo import PLOT_SOURCES
 from hplm_builder.fleet.fine_tuned_fleet import DATA, FineTunedFleet, fine_tune_fleet
 from hplm_builder.tables.plot_tables import count_grams, has_plot, write_ngrams
@@ -47,6 +48,7 @@ BANK = "fleet"
 PLOT = "pool"
 TEXTS = "texts.txt"
 ABOUT = "fleet.json"
+WHOLE_TOKENS = 256  # most tokens of a text over a whole base, as over the shipped bases
 MOST_LABELS = 20
 # The pool: how many sentences, and their shortest and longest in tokens; the mean is about 20 tokens.
 POOL_TEXTS, POOL_SHORTEST, POOL_LONGEST = 400, 8, 30
@@ -87,7 +89,7 @@ def make_fleet(
     config, rng = base.config, np.random.default_rng(seed)
     hidden = config.hidden_size
     reduced = config.reduced_size(reduction_factor)
-    layers, width = config.upper_layers, packed_width(hidden, reduced)
+    layers, width = config.adapted_layers, packed_width(hidden, reduced)
     # All tenants share one stream of noise, each from another position, because drawing noise for each would take minutes.
     noise = to_bfloat16(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
     starts = rng.choice(8 * count, count, replace=False)
@@ -136,6 +138,33 @@ def make_bert_base(store: Store, lower_form: str, seed: int) -> Base:
     return bases.load(store.base(BERT_BASE))
 
 
+def make_whole_bert_base(store: Store, seed: int) -> Base:
+    """Save a whole base of BERT-base's shape with seeded weights: good for measurements, not for answers."""
+    config = BaseConfig(
+        name=f"{BERT_BASE}-{WHOLE}",
+        vocab_size=30_522,
+        hidden_size=768,
+        num_heads=12,
+        intermediate_size=3072,
+        window_layers=0,
+        upper_layers=12,
+        max_tokens=256,
+        vectors_per_ngram=1,
+        window=1,
+        lower_form=WHOLE,
+        adapter_layers=6,
+        token_types=2,
+    )
+    torch.manual_seed(seed)
+    original = OriginalEncoder(config, config.upper_layers)
+    nn.init.normal_(original.token_types, std=0.02)
+    for module in original.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+    tokenizer = (minilm_folder() / "tokenizer.json").read_bytes()
+    return publish_whole_base(store, config, original, tokenizer, {"original": "none: seeded weights", "seed": seed})
+
+
 def make_pool_plot(
     store: Store, base: Base, texts: Sequence[str], progress: Progress, percent: float | None = None
 ) -> None:
@@ -177,8 +206,11 @@ def make_benchmark_repository(
     tuned: FineTunedFleet | None,
     pooling: Pooling,
     reduction_factor: int,
+    is_whole: bool = False,
 ) -> Path:
     """Build what is missing in `folder`: `store/`, `texts.txt` and `models/`. Sound parts are kept. Return `models`.
+
+    If `is_whole`, the base is whole: it has no tables, and `lower_form` and `percent` mean nothing.
 
     `texts.txt` holds the pool, one sentence a line. If `tuned` is given, its tenants are fine-tuned by its settings. Else the
     tenants are synthetic, with `pooling` and `reduction_factor`. Raises ConfigError if the folder was built with another
@@ -188,7 +220,7 @@ def make_benchmark_repository(
         raise ConfigError("bert-base has seeded weights, which cannot learn a task: use --shape minilm with --task")
     if tuned:
         reduction_factor = tuned.settings.reduction_factor
-    about: dict[str, Any] = {"shape": shape, "lower_form": lower_form, "seed": seed}
+    about: dict[str, Any] = {"shape": shape, "lower_form": WHOLE if is_whole else lower_form, "seed": seed}
     about |= {} if percent is None else {"top_percent": percent}
     if tuned:
         about |= tuned.about
@@ -198,28 +230,32 @@ def make_benchmark_repository(
     check_same_fleet(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
-    base = _bench_base(store, shape, lower_form, seed)
+    base = _bench_base(store, shape, WHOLE if is_whole else lower_form, seed)
+    root = ROOT_OF_WHOLE if is_whole else PLOT
     progress.update(steps, advance=1)
     texts = draw_texts(base.load_text_encoder(), seed)
     listed = "\n".join(texts) + "\n"
     path = folder / TEXTS
-    if not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:
+    if is_whole:
+        path.write_text(listed)
+    elif not has_plot(store, base, PLOT) or not path.is_file() or path.read_text() != listed:
         path.unlink(missing_ok=True)
         make_pool_plot(store, base, texts, progress, percent)
         path.write_text(listed)
     progress.update(steps, advance=1)
-    name_root(store, base, PLOT)
+    name_root(store, base, root)
     if (bank := _complete_bank(store, base, tenants)) is None:
         bank = fresh_bank(store, BANK)
         if tuned:
-            fine_tune_fleet(store, base, open_lookup(store, base, PLOT), bank, tuned, bar_report(progress, BANK))
+            domain = open_features(store, base, [store.table(PLOT, "root").parent])
+            fine_tune_fleet(store, base, domain, bank, tuned, bar_report(progress, BANK))
         else:
             make_fleet(store, base, bank, tenants, seed, progress, pooling=pooling, reduction_factor=reduction_factor)
     if not any(version.path == store.relative(store.bank(bank)) for version in served(store)):
-        publish_bank(store, base, PLOT, bank)
+        publish_bank(store, base, root, bank)
     progress.update(steps, advance=1)
     models = folder / "models"
-    plot = LookupSettings(store="", base=base.config.name, table=PLOT)
+    plot = LookupSettings(store="", base=base.config.name, table=root)
     export(store, models, plot, EncodeSettings(store="", base=base.config.name, reduction_factor=reduction_factor))
     progress.update(steps, advance=1)
     return models
@@ -249,6 +285,15 @@ def check_same_fleet(folder: Path, wanted: dict[str, Any]) -> None:
 
 
 def _bench_base(store: Store, shape: Shape, lower_form: str, seed: int) -> Base:
+    if lower_form == WHOLE:
+        name = f"{shape}-{WHOLE}"
+        with suppress(ArtifactError):
+            return bases.load(store.base(name))
+        if shape == BERT_BASE:
+            return make_whole_bert_base(store, seed)
+        return make_whole_base(
+            store, minilm_folder(), name=name, origin=MINILM, adapters="upper", max_tokens=WHOLE_TOKENS
+        )
     if shape == "minilm":
         return ensure_base(store, shipped_with(lower_form))
     try:

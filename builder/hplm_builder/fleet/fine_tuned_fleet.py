@@ -14,7 +14,7 @@ from hplm.adapters import bank_file
 from hplm.adapters.tenant import Tenant
 from hplm.core.names import check_name
 from hplm.core.settings import REDUCTION_FACTOR
-from hplm.engine.open_domain import OpenDomain
+from hplm.engine.open_domain import Domain
 from hplm.errors import ConfigError, DataError, TenantNameError
 from hplm.models.base import Base
 from hplm.reporting.progress import Report
@@ -107,9 +107,7 @@ def proportional_counts(sizes: Sequence[int], count: int) -> list[int]:
     return tenants.tolist()
 
 
-def fine_tune_fleet(
-    store: Store, base: Base, lookup: OpenDomain, bank: str, fleet: FineTunedFleet, report: Report
-) -> int:
+def fine_tune_fleet(store: Store, base: Base, lookup: Domain, bank: str, fleet: FineTunedFleet, report: Report) -> int:
     """Write a bank of fine-tuned tenants `TASK-00000`, ... and return how many. Each takes as long as any fine-tuning."""
     done, total = 0, sum(task.tenants for task in fleet.tasks)
     encoder, settings = base.load_text_encoder(), fleet.settings

@@ -15,6 +15,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import TenantCard
 from hplm.core.names import check_name, check_name_of
 from hplm.core.settings import AdapterWidth, EncodeSettings, Miss
+from hplm.engine.lower_layers import check_hierarchical
 from hplm.errors import ArtifactError, DataError
 from hplm.housekeeping.removal_plan import DEFAULT_ROOT
 from hplm.jobs.handlers import JobHandler
@@ -137,6 +138,7 @@ def build_domain(
     """
     check_name_of("domain", name)
     base = bases.load(store.base(base_name))
+    check_hierarchical(base.config)
     with closing(open_registry(store)) as registry:
         current = registry.find_domain(base_name, name)
         if current is not None and current.parent is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -20,7 +21,10 @@ ADAPTER_AT: Place = "input"
 
 
 class AdapterModel(nn.Module):
-    """Frozen upper layers, each with a trainable adapter `at` a place in the layer; `start` has the weights to go on from."""
+    """Frozen upper layers, of which the base's `adapted_layers` last ones have a trainable adapter `at` a place in the layer.
+
+    `start` has the weights to go on from.
+    """
 
     def __init__(
         self, upper: UpperLayers, reduction_factor: int, start: Adapter | None = None, at: Place = ADAPTER_AT
@@ -28,7 +32,8 @@ class AdapterModel(nn.Module):
         super().__init__()
         self.at = at
         config = upper.config
-        layers, hidden = config.upper_layers, config.hidden_size
+        layers, hidden = config.adapted_layers, config.hidden_size
+        self._first = config.upper_layers - layers
         reduced = config.reduced_size(reduction_factor) if start is None else start.down.shape[1]
         self._upper = [upper.requires_grad_(False)]  # in a list: not a parameter of this module
         # Small random down, zero up: training starts from the identity.
@@ -45,14 +50,15 @@ class AdapterModel(nn.Module):
         return self._upper[0]
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self.upper(features.float(), lengths, self._adapt)
+        hidden: Tensor = self.upper(features, lengths, self._adapt)
         return hidden
 
     def _adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:
-        if place != self.at:
+        number = layer - self._first
+        if place != self.at or number < 0:
             return tokens
-        reduced = F.relu(F.linear(tokens, self.down[layer], self.down_bias[layer]))
-        return tokens + F.linear(reduced, self.up[layer], self.up_bias[layer])
+        reduced = F.relu(F.linear(tokens, self.down[number], self.down_bias[number]))
+        return tokens + F.linear(reduced, self.up[number], self.up_bias[number])
 
     def adapter(self) -> Adapter:
         """The trained weights."""
@@ -60,14 +66,14 @@ class AdapterModel(nn.Module):
 
 
 class UpperModel(nn.Module):
-    """All upper layers trainable, over PLOT features."""
+    """All upper layers trainable, over the base's features."""
 
     def __init__(self, upper: UpperLayers) -> None:
         super().__init__()
         self.upper = upper
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self.upper(features.float(), lengths)
+        hidden: Tensor = self.upper(features, lengths)
         return hidden
 
 
@@ -101,8 +107,9 @@ class OriginalUpper(UpperLayers):
 
     @classmethod
     def of(cls, original: OriginalEncoder) -> OriginalUpper:
-        """Copy the last layers of a model, as many as the base has upper layers."""
-        upper = cls(original.config)
+        """Copy the last layers of a model, as many as the base has layers with adapters."""
+        config = original.config
+        upper = cls(replace(config, upper_layers=config.adapted_layers, adapter_layers=0))
         last = original.layers[len(original.layers) - len(upper.layers) :]
         upper.layers.load_state_dict(last.state_dict())
         if upper.relative is not None and original.relative is not None:
@@ -110,7 +117,7 @@ class OriginalUpper(UpperLayers):
         return upper
 
     def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
-        return merged
+        return merged.float()
 
 
 class HeadModel(nn.Module):

@@ -30,7 +30,10 @@ MOST_BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Prepared:
-    """One example: `features` `[T, H]` float16 or ids `[T]`, `targets` (`Task.targets`), `tokens` `[T, 3]` and its source."""
+    """One example: `features`, `targets` (`Task.targets`), `tokens` `[T, 3]` and its source.
+
+    `features` are `[T, H]` float16; of a whole base ids and types of tokens `[T, 2]`; of an unconverted model ids `[T]`.
+    """
 
     features: Tensor
     targets: Tensor
@@ -76,10 +79,10 @@ class Room:
         self._most_bytes = int(FEATURE_SHARE * count_memory()) if most_bytes is None else most_bytes
         self._taken_bytes = 0
 
-    def expect(self, data: LabelledData, encoder: TextEncoder, hidden_size: int) -> None:
+    def expect(self, data: LabelledData, encoder: TextEncoder, token_bytes: int) -> None:
         """Estimate the bytes of all features by the length of some texts. Raises DataError if there is not enough memory."""
         parts = [part for part in (*data.labelled.values(), data.unlabelled) if part]
-        self._check(int(2 * hidden_size * sum(len(part) * mean_tokens(part, encoder) for part in parts)))
+        self._check(int(token_bytes * sum(len(part) * mean_tokens(part, encoder) for part in parts)))
 
     def take(self, more_bytes: int) -> None:
         """Count bytes as taken. Raises DataError if there is not enough memory."""

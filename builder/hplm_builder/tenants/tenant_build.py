@@ -19,7 +19,7 @@ from hplm.adapters.packed import pack
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.names import check_name
 from hplm.core.text import EncodedText
-from hplm.engine.open_domain import OpenDomain
+from hplm.engine.open_domain import Domain
 from hplm.models.base import Base
 from hplm.registry.records import TenantVersion
 from hplm.reporting.progress import Report, silent
@@ -56,15 +56,9 @@ MOST_STEPS = 5
 STEPS_S = 0.5
 
 
-def plot_features(lookup: OpenDomain) -> Featurise:
-    """Return what takes the merged window vectors of texts."""
-
-    def featurise(encoded: list[EncodedText]) -> list[Tensor]:
-        lengths = [len(text.ids) for text in encoded]
-        hidden = lookup.hidden_states(np.concatenate([text.ids for text in encoded]), lengths)
-        return list(torch.from_numpy(hidden).split(lengths))
-
-    return featurise
+def plot_features(lookup: Domain) -> Featurise:
+    """Return what takes the features of texts: merged window vectors, or ids and types of tokens over a whole base."""
+    return lambda encoded: [torch.from_numpy(features) for features in lookup.features(encoded)]
 
 
 def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
@@ -74,7 +68,7 @@ def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
 
 def train_tenant(
     base: Base,
-    lookup: OpenDomain,
+    lookup: Domain,
     name: str,
     data: LabelledData,
     settings: TrainSettings,
@@ -95,7 +89,7 @@ def train_tenant(
     """
     check_name(name)
     encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
-    room.expect(data, encoder, base.config.hidden_size)
+    room.expect(data, encoder, lookup.token_bytes)
     warnings = data_warnings(data, encoder)
     labelled = parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
@@ -194,7 +188,7 @@ def estimate_fine_tune(
     data: LabelledData,
     settings: TrainSettings,
     base: Base,
-    lookup: OpenDomain,
+    lookup: Domain,
     *,
     start: Tenant | None = None,
     factors: Sequence[int] = (),
@@ -204,7 +198,7 @@ def estimate_fine_tune(
     A training that stops early takes less. Raises DataError if the features take more memory than they may.
     """
     encoder, featurise = base.load_text_encoder(), plot_features(lookup)
-    Room().expect(data, encoder, base.config.hidden_size)
+    Room().expect(data, encoder, lookup.token_bytes)
     examples = sample_of(data.train, MEASURED_EXAMPLES)
     prepare(examples[:2], data, encoder, featurise)  # the first call fills caches
     sample: list[Prepared] = []

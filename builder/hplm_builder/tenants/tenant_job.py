@@ -11,7 +11,7 @@ from hplm.adapters.packed import packed_width
 from hplm.adapters.tenant import Tenant
 from hplm.core.columns import Columns
 from hplm.core.settings import Miss
-from hplm.engine.open_domain import OpenDomain, open_lineage
+from hplm.engine.open_domain import Domain, open_features
 from hplm.errors import AlreadyThereError, BadManageRequestError, ConflictError, DataError, UnknownTenantError
 from hplm.jobs.context import JobContext, hide_store_paths, publish, retire_old, version_of_job
 from hplm.manage.job_inputs import locate
@@ -192,8 +192,8 @@ class _Task:
         is_here = self.current.domain_version_id == self.lineage[0].id
         return is_here and trained.card.about["best_epoch"] == 0
 
-    def lookup(self, store: Store) -> OpenDomain:
-        return open_lineage(store, self.base, [version.path for version in self.lineage], miss=self.miss)
+    def lookup(self, store: Store) -> Domain:
+        return open_features(store, self.base, [version.path for version in self.lineage], miss=self.miss)
 
 
 def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
@@ -280,7 +280,7 @@ def _bytes(task: _Task) -> int:
     kind = task_named(task.data.task)
     head = (start.card.word_window if start else kind.new_word_window) * labels * (hidden + 1)
     transitions = (1 + labels) * labels if kind.has_transitions else 0
-    return 4 * (config.upper_layers * packed_width(hidden, reduced) + head + transitions)
+    return 4 * (config.adapted_layers * packed_width(hidden, reduced) + head + transitions)
 
 
 def _texts(count: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hplm.adapters.tenant import Tenant
 from hplm.engine.encode import EngineRequest
-from hplm.engine.open_domain import open_lookup
+from hplm.engine.open_domain import open_features
 from hplm_loadtest.benchmarks.served_repository import ServedRepository
 from hplm_loadtest.scenarios.steady_rate import enough_requests
 from hplm_loadtest.workloads.load_plan import Requests
@@ -31,7 +31,7 @@ class SaturatingBatch:
 
     @property
     def tokens(self) -> int:
-        return sum(len(request.hidden) for request in self.requests)
+        return sum(len(request.features) for request in self.requests)
 
     @property
     def tenants(self) -> list[Tenant]:
@@ -53,9 +53,10 @@ def saturating_batch(models: Path, served: ServedRepository) -> SaturatingBatch:
     tenants = served.load_tenants(BATCH)
     texts = (pool_texts(models) * BATCH)[:BATCH]
     encoder = served.base.load_text_encoder()
-    lookup = open_lookup(served.store, served.base, served.plot.table, miss=served.plot.miss)
+    root = served.store.table(served.plot.table, "root").parent
+    domain = open_features(served.store, served.base, [root], miss=served.plot.miss)
     requests = [
-        EngineRequest(tenants[i % len(tenants)], lookup.hidden_states(encoded.ids, [len(encoded.ids)]))
+        EngineRequest(tenants[i % len(tenants)], domain.features([encoded])[0])
         for i, encoded in enumerate(encoder.encode(texts))
     ]
     return SaturatingBatch(requests, [request.tenant.card.name for request in requests], texts)

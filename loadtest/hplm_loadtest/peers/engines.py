@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from hplm.adapters.tenant import Tenant
 from hplm.core.settings import BaseConfig
-from hplm.engine.encode import EncodeEngine, EngineRequest, count_read, head_logits
+from hplm.engine.encode import count_read, head_logits
 from hplm.errors import ConfigError
 from hplm.tasks.task import Logits
 from hplm_loadtest.peers.settings import PeerSettings, System
@@ -29,14 +28,6 @@ SHARED_MODEL = "body"  # the one model of a system that shares a model between a
 def without_adapter(tenant: Tenant) -> Tenant:
     """Return a tenant with its head and its labels only."""
     return replace(tenant, packed=replace(tenant.packed, weights=tenant.packed.weights[:0].copy()))
-
-
-def in_every_layer(tenant: Tenant, layers: int) -> Tenant:
-    """Return a tenant with adapters in all `layers`: the upper layers' adapters repeat downwards in the lower layers."""
-    packed = tenant.packed
-    repeats = -(-layers // len(packed.weights))
-    repeated = np.ascontiguousarray(np.tile(packed.weights, (repeats, 1))[-layers:])
-    return replace(tenant, packed=replace(packed, weights=repeated))
 
 
 @dataclass
@@ -88,38 +79,6 @@ class SharedEngine(PeerEngine):
 
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         return self._model.run(requests)
-
-
-class AdapterEngine(PeerEngine):
-    """hBERT-adapter: all layers computed in one batch for all tenants, with each tenant's adapters, without PLOT tables."""
-
-    def __post_init__(self) -> None:
-        preallocated = PreallocatedModel(self.config, self.dtype)
-        preallocated.fill(self.files[0])
-        # Copied, because a view would keep the memory of the whole model.
-        self._embeddings = nn.Embedding.from_pretrained(preallocated.model.word_embeddings.weight.clone())
-        self._engine = EncodeEngine(
-            self.config,
-            preallocated.model.body,
-            num_slots=self.settings.num_slots,
-            reduced_size=self.config.reduced_size(self.settings.reduction_factor),
-            device=self.device,
-            dtype=self.dtype,
-        )
-
-    def keep(self, tenant: Tenant) -> Tenant:
-        """Return the tenant with adapters in the shape of an adapter slot, in pinned memory with CUDA, as hBERT keeps them."""
-        adapted, slots = in_every_layer(tenant, self.config.upper_layers), self._engine.slots
-        return replace(adapted, packed=slots.staged(slots.fitted(adapted.packed)))
-
-    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
-        with torch.inference_mode():
-            ids = torch.from_numpy(np.concatenate([request.ids for request in requests]))
-            # In the type of the states that hBERT's look-up stage sends.
-            embedded = self._embeddings(ids).half().numpy()
-        parts = np.split(embedded, np.cumsum([len(request.ids) for request in requests])[:-1])
-        texts = [EngineRequest(r.tenant, part) for r, part in zip(requests, parts, strict=True)]
-        return self._engine.run(texts)
 
 
 class DedicatedEngine(PeerEngine):
@@ -196,6 +155,5 @@ def places_in(settings: PeerSettings, model_bytes: int) -> int:
 ENGINES: dict[System, type[PeerEngine]] = {
     "dedicated": DedicatedEngine,
     "shared": SharedEngine,
-    "adapter": AdapterEngine,
     "onnxruntime": OnnxEngine,
 }

@@ -7,7 +7,7 @@ from typing import Literal
 
 from hplm.core.settings import at_least
 
-System = Literal["dedicated", "shared", "adapter", "onnxruntime"]
+System = Literal["dedicated", "shared", "onnxruntime"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,6 @@ class PeerSettings:
     weights: a folder that `write_models` filled.
     budget_mb: memory for whole models of `dedicated`, on the `device`, or of `onnxruntime`, which only uses the processor.
     from_disk: read model files past the page cache, as for a fleet larger than the memory.
-    num_slots: adapter slots, for a batch of 64 tenants and the identity adapter.
     host_cache_mb: memory for loaded tenants. compute_nice: nice value of the threads that compute and that load models.
     """
 
@@ -27,8 +26,6 @@ class PeerSettings:
     weights: str
     budget_mb: int = 4096
     from_disk: bool = False
-    num_slots: int = 65
-    reduction_factor: int = 16
     host_cache_mb: int = 1024
     batch_requests: int = 64
     num_threads: int = 1
@@ -38,6 +35,4 @@ class PeerSettings:
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
 
     def __post_init__(self) -> None:
-        at_least(
-            self, 1, "budget_mb", "num_slots", "reduction_factor", "host_cache_mb", "batch_requests", "num_threads"
-        )
+        at_least(self, 1, "budget_mb", "host_cache_mb", "batch_requests", "num_threads")

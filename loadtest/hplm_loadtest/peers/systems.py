@@ -11,12 +11,13 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
-from hplm.core.roles import base_roles, fused_role, load_serving_settings
+from hplm.core.roles import base_roles, fused_role, load_serving_settings, of_whole_base
 from hplm.core.settings import EncodeSettings, fused_values
 from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models.base import Base
 from hplm.models.device import choose_device, choose_dtype, count_cores
+from hplm.store.layout import Store
 from hplm.triton.launcher.instances import with_instances
 from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.launcher.ports import free_ports
@@ -24,15 +25,18 @@ from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, copy_repository
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
-from hplm_loadtest.peers import onnx_graph, whole_model
+from hplm_loadtest.peers import onnx_graph, whole_fleet, whole_model
 from hplm_loadtest.peers.repository import serve_peer, write_models, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
 from hplm_loadtest.peers.settings import System as Peer
+from hplm_loadtest.peers.whole_fleet import write_whole_fleet
 from hplm_loadtest.peers.whole_model import file_bytes, whole_config
 from hplm_loadtest.workloads.texts import texts_of_kind
 
 Shape = Literal["minilm", "bert-base"]
 SystemName = Literal["hbert", "hbert-fused", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
+# The systems that hplm serves. `adapter` is a whole base: all layers are computed, with adapters in the layers of hBERT's.
+OWN: tuple[SystemName, ...] = ("hbert", "hbert-fused", "adapter")
 # The systems with a whole model for each tenant.
 WHOLE_MODELS: tuple[SystemName, ...] = ("dedicated", "dedicated-disk", "onnxruntime")
 
@@ -116,6 +120,10 @@ class Systems:
         if name == "hbert" or name == "hbert-fused":
             self._write_hbert(target, is_fused=name == "hbert-fused")
             return
+        if name == "adapter":
+            served = read_repository(self._fleet.models)
+            self._write_adapter(target, write_whole_fleet(self._whole_store.root, served, self._fleet.names, progress))
+            return
         if self._device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
         system: Peer = "dedicated" if name == "dedicated-disk" else name
@@ -152,8 +160,6 @@ class Systems:
             budget_mb=self._limits.budget_mb,
             host_cache_mb=self._limits.budget_mb if is_dedicated else self._cache_mb,
             from_disk=name == "dedicated-disk",
-            # The fleet's tenants may have wider adapters than usual.
-            reduction_factor=self._fleet.upper.reduction_factor,
             num_threads=self._limits.num_threads if is_dedicated else 1,
             # With preferred computing threads on every core, requests could neither arrive nor leave. hBERT's encode stage
             # handles this itself.
@@ -170,11 +176,16 @@ class Systems:
     def start(self, name: SystemName) -> TritonServer:
         """Start a system's server. The caller waits until the server is ready."""
         target, log = self._repository(name), self._fleet.folder / "peers" / f"{name}.log"
-        if name == "hbert" or name == "hbert-fused":
+        if name in OWN:
             # Before each start, because other systems' files may have replaced the bank in the page cache.
-            into_page_cache(self._fleet.folder / "store")
+            into_page_cache(self._whole_store.root if name == "adapter" else self._fleet.folder / "store")
             return TritonServer(target, free_ports(), log=log, tied=True)
         return serve_peer(target, log=log)
+
+    @property
+    def _whole_store(self) -> Store:
+        """The store of the system `adapter`."""
+        return Store(self._fleet.folder / "peers" / "whole-store")
 
     def _repository(self, name: str) -> Path:
         return self._fleet.folder / "peers" / f"models-{name}"
@@ -185,10 +196,7 @@ class Systems:
         If `is_fused`, write one fused model with the fleet's settings instead. The tenants' host cache has the memory of a
         peer's models.
         """
-        # The look-up stage also computes, for new text. Each of the two stages has one thread.
-        look_up = {"num_threads": 1, "device": self._device.type}
-        num_slots = slots_of(self._fleet.upper)
-        upper = {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
+        look_up, upper = self._stage_settings()
         if is_fused:
             fleet = load_serving_settings(self._fleet.models)
             store = {"store": str((fleet.folder / fleet.encode.store).resolve())}
@@ -196,15 +204,41 @@ class Systems:
             write_model(target, fused_role(), values, self._limits.num_threads)
             return
         copy_repository(self._fleet.models, target, StageSettings(look_up, upper))
-        # A GPU computes the upper layers faster than one look-up process can prepare batches.
-        look_ups = self._limits.num_threads if self._device.type == "cuda" else 1
         stages = base_roles()
-        for role, count in ((stages.look_up, look_ups), (stages.encode, self._limits.num_threads)):
+        for role, count in zip((stages.look_up, stages.encode), self._stage_processes, strict=True):
             config = target / role.name / "config.pbtxt"
             config.write_text(with_instances(config.read_text(), count))
         self.settings |= {
-            "hbert_look_up_processes": look_ups,
+            "hbert_look_up_processes": self._stage_processes[0],
             "hbert_look_up_threads": look_up["num_threads"],
             "hbert_look_up_device": look_up["device"],
             "hbert_num_slots": upper["num_slots"],
         }
+
+    def _write_adapter(self, target: Path, store: Store) -> None:
+        """Write the models of a whole base in `store`, with the settings and processes of hBERT's stages."""
+        fleet = load_serving_settings(self._fleet.models)
+        look_up, upper = self._stage_settings()
+        common = {"store": str(store.root.resolve()), "registry": "", "base": whole_fleet.BASE}
+        stages = base_roles()
+        values = {
+            stages.look_up: {**asdict(fleet.look_up), **look_up, **common, "table": whole_fleet.ROOT},
+            stages.encode: {**asdict(fleet.encode), **upper, **common},
+            stages.ensemble: {},
+        }
+        counts = dict(zip((stages.look_up, stages.encode), self._stage_processes, strict=True))
+        for role, settings in values.items():
+            write_model(target, of_whole_base(role), settings, counts.get(role))
+
+    def _stage_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the settings of hBERT's stages that differ from the fleet's."""
+        # The look-up stage also computes, for new text. Each of the two stages has one thread.
+        look_up = {"num_threads": 1, "device": self._device.type}
+        num_slots = slots_of(self._fleet.upper)
+        return look_up, {"num_threads": 1, "host_cache_mb": self._cache_mb, "num_slots": num_slots, **self._upper}
+
+    @property
+    def _stage_processes(self) -> tuple[int, int]:
+        """The number of processes of the look-up stage and of the encode stage."""
+        # A GPU computes the upper layers faster than one look-up process can prepare batches.
+        return self._limits.num_threads if self._device.type == "cuda" else 1, self._limits.num_threads

@@ -18,9 +18,9 @@ NAN = 0x7FC0  # bits of a NaN in bfloat16
 
 @dataclass(frozen=True)
 class Adapter:
-    """Bottleneck blocks of the upper layers (HMI eq. 1), L layers, r bottleneck: `x + W_up relu(W_down x)`.
+    """Bottleneck blocks of a base's last A layers (HMI eq. 1), r bottleneck: `x + W_up relu(W_down x)`.
 
-    `down` `[L, r, H]`, `down_bias` `[L, r]`, `up` `[L, H, r]`, `up_bias` `[L, H]`.
+    `down` `[A, r, H]`, `down_bias` `[A, r]`, `up` `[A, H, r]`, `up_bias` `[A, H]`. A is the base's `adapted_layers`.
     """
 
     down: Float32
@@ -31,7 +31,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """An adapter in one array `weights` `[L, P]`. A layer's row holds down `[H, r]`, its bias, up `[r, H]`, its bias.
+    """An adapter in one array `weights` `[A, P]`. A layer's row holds down `[H, r]`, its bias, up `[r, H]`, its bias.
 
     The matrices are transposed, because a batched product reads them fastest so. The type is float32, or uint16 that holds the
     bits of bfloat16, a type that numpy lacks.

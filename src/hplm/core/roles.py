@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -81,6 +81,14 @@ _STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX})")
 def route_role() -> Role:
     """Return the model that routes a request to the base of its tenant."""
     return Role(ROUTE_NAME, "route", RouteSettings)
+
+
+def of_whole_base(role: Role) -> Role:
+    """Return a role as it serves a whole base: the stages send each other ids and types of tokens, not hidden states.
+
+    A fused model has no such tensor, so it is the same for both kinds of bases.
+    """
+    return role if role.backend == "fused" else replace(role, template=f"{role.template or role.name}_whole")
 
 
 def names(roles: Iterable[Role]) -> tuple[str, ...]:

@@ -34,14 +34,23 @@ Quantization = Literal["none", "int8"]
 Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
 
 
+# The `lower_form` of a base without lower layers.
+WHOLE = "whole"
+
+
 @dataclass(frozen=True)
 class BaseConfig:
-    """The shape of a converted base, of an `architecture` of `hplm.models.architectures`.
+    """The shape of a base, of an `architecture` of `hplm.models.architectures`.
 
-    The lower encoder has the form `lower_form`, see `hplm.models.lower`. `window` is n of its n-grams, and for each n-gram it
-    gives `vectors_per_ngram` vectors. `window_layers` is its number of layers or blocks. It replaces `lower_layers` layers of
-    the original, `window_layers` if 0.
+    A base is hierarchical or whole. In a whole base, `lower_form` is WHOLE: all layers are upper layers, which read word
+    embeddings, and `window`, `window_layers` and `lower_layers` are 1, 0 and 0. It has `token_types` rows of token types,
+    0 if the model has none. The position embeddings of a hierarchical base hold the first type.
+
+    The lower encoder of a hierarchical base has the form `lower_form`, see `hplm.models.lower`. `window` is n of its n-grams,
+    and for each n-gram it gives `vectors_per_ngram` vectors. `window_layers` is its number of layers or blocks. It replaces
+    `lower_layers` layers of the original, `window_layers` if 0.
     `relative_buckets`: number of distances that change attention scores, in a model such as MPNet; else 0.
+    `adapter_layers`: how many of the last layers have an adapter; 0 for all upper layers.
     """
 
     name: str
@@ -60,21 +69,43 @@ class BaseConfig:
     architecture: str = "bert"
     lower_layers: int = 0
     lower_form: str = "windows"
+    adapter_layers: int = 0
+    token_types: int = 0
 
     def __post_init__(self) -> None:
-        at_least(
-            self, 1, "vocab_size", "hidden_size", "num_heads", "intermediate_size", "window_layers", "upper_layers"
-        )
+        at_least(self, 1, "vocab_size", "hidden_size", "num_heads", "intermediate_size", "upper_layers")
         at_least(self, 3, "max_tokens")
-        at_least(self, 0, "lower_layers")
+        at_least(self, 0, "lower_layers", "adapter_layers", "token_types")
+        if self.adapter_layers > self.upper_layers:
+            raise ConfigError(
+                f"adapter_layers must be at most upper_layers, {self.upper_layers}, got {self.adapter_layers}"
+            )
         if self.hidden_size % self.num_heads:
             raise ConfigError(f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
-        if not 2 <= self.window <= 8:
-            raise ConfigError(f"window must be 2 to 8, got {self.window}")
+        if self.is_whole:
+            for key, value in (("window", 1), ("vectors_per_ngram", 1), ("window_layers", 0), ("lower_layers", 0)):
+                if getattr(self, key) != value:
+                    raise ConfigError(f"{key} of a whole base must be {value}, got {getattr(self, key)}")
+        else:
+            at_least(self, 1, "window_layers")
+            if not 2 <= self.window <= 8:
+                raise ConfigError(f"window must be 2 to 8, got {self.window}")
+            if self.token_types:
+                raise ConfigError(f"token_types must be 0 unless the base is whole, got {self.token_types}")
         if not 1 <= self.vectors_per_ngram <= self.window:
             raise ConfigError(f"vectors_per_ngram must be 1 to window, {self.window}, got {self.vectors_per_ngram}")
         if self.relative_buckets % 4 or not 0 <= self.relative_buckets < 512:
             raise ConfigError(f"relative_buckets must be a multiple of 4 below 512, got {self.relative_buckets}")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all layers of the model are computed, so that the base has neither lower layers nor tables."""
+        return self.lower_form == WHOLE
+
+    @property
+    def adapted_layers(self) -> int:
+        """The number of layers that have an adapter. The layers are the last ones."""
+        return self.adapter_layers or self.upper_layers
 
     @property
     def original_layers(self) -> int:

@@ -34,7 +34,7 @@ SLOTS_SHARE = 0.1
 
 @dataclass(frozen=True)
 class FreshSlots:
-    """Slots of one pool that need weights: `weights[i]` `[L, P]` for `slots[i]`, as PackedAdapter has them."""
+    """Slots of one pool that need weights: `weights[i]` `[A, P]` for `slots[i]`, as PackedAdapter has them."""
 
     pool: int
     slots: list[int]
@@ -42,7 +42,10 @@ class FreshSlots:
 
 
 class Fill:
-    """The copying of a batch's adapters into slots, layer by layer. The computing thread waits for each layer that it needs."""
+    """The copying of a batch's adapters into slots, layer by layer. The computing thread waits for each layer that it needs.
+
+    Layers are numbered from the first layer that has an adapter.
+    """
 
     def __init__(self, fresh: list[FreshSlots], num_layers: int, device: torch.device) -> None:
         self.fresh = fresh
@@ -105,7 +108,7 @@ class AssignedSlots:
     fills: tuple[Fill, ...]
 
     def wait(self, layer: int) -> None:
-        """Wait until `layer` is in all slots."""
+        """Wait until `layer`, counted from the first layer with an adapter, is in all slots."""
         for fill in self.fills:
             fill.wait(layer)
 
@@ -123,7 +126,8 @@ class AdapterSlots:
     """Adapter slots in device memory, in a pool of `num_slots` for each width. Safe to use from several threads.
 
     A pool has the usual width. If `reduced_size` is more, another pool has that width. So narrow adapters cost no more beside
-    wide ones. A pool of L layers and S slots has four of `parts`: down `[L, S, H, r]`, its bias, up `[L, S, r, H]`, its bias.
+    wide ones. A pool of A layers and S slots has four of `parts`: down `[A, S, H, r]`, its bias, up `[A, S, r, H]`, its bias.
+    The A layers are the last ones of the base, those that have adapters.
     r is the pool's width in `sizes`: the requested width, rounded up so that a token's neighbours do not change its bits.
     Slot s of pool p has the number p * S + s. Slot 0 is the identity.
 
@@ -151,14 +155,15 @@ class AdapterSlots:
         hidden = config.hidden_size
         self.sizes = pool_sizes(config, reduced_size)
         self.num_slots = num_slots
-        self._num_layers = config.upper_layers
+        self._num_layers = config.adapted_layers
+        self._first_layer = config.upper_layers - config.adapted_layers
         self._device = device
         self.tables = [SlotTable(num_slots) for _ in self.sizes]
         self._dtype = dtype
         # A part is one tensor of all slots, so that one copy gathers a batch's adapters. Batched products over less regular
         # memory take twice as long. On a CPU the memory of unused slots is never touched.
         self.parts = [
-            torch.empty(config.upper_layers, num_slots, *shape, device=device, dtype=dtype)
+            torch.empty(config.adapted_layers, num_slots, *shape, device=device, dtype=dtype)
             for size in self.sizes
             for shape in ((hidden, size), (size,), (size, hidden), (hidden,))
         ]
@@ -389,7 +394,10 @@ class AdapterSlots:
     def reference_adapt(self, assigned: AssignedSlots, lengths: Sequence[int]) -> Adapt:
         """Return the slow twin of the adapters in `RunLayers`: a loop over texts."""
 
-        def adapt(place: Place, layer: int, tokens: Tensor) -> Tensor:
+        def adapt(place: Place, number: int, tokens: Tensor) -> Tensor:
+            layer = number - self._first_layer
+            if layer < 0:
+                return tokens
             assigned.wait(layer)
             parts = tokens.split(list(lengths))
             return torch.cat(
@@ -427,7 +435,7 @@ def choose_slots(
         return USUAL_SLOTS
     free, _ = torch.cuda.mem_get_info(device)
     widths = (packed_width(config.hidden_size, size) for size in pool_sizes(config, reduced_size))
-    slot_bytes = config.upper_layers * sum(widths) * dtype.itemsize
+    slot_bytes = config.adapted_layers * sum(widths) * dtype.itemsize
     return max(USUAL_SLOTS, int(SLOTS_SHARE * free / instances / slot_bytes))
 
 

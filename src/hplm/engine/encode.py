@@ -23,6 +23,7 @@ from hplm.engine.kernels.int8 import Ranges, check_int8, quantise_layer
 from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
 from hplm.engine.layouts import Layout, lay_out
+from hplm.engine.token_domain import Features
 from hplm.models.layers import UpperLayers, layer_weights
 from hplm.runtime.tracing import Tracer
 from hplm.tasks.task import Logits, Task
@@ -31,10 +32,10 @@ from hplm.tasks.task_loader import task_named
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A text after the look-up: `hidden` `[T, H]`."""
+    """A text after the look-up: `features` `[T, H]`, or of a whole base `[T, 2]`, see `hplm.engine.token_domain`."""
 
     tenant: Tenant
-    hidden: npt.NDArray[np.float16] | npt.NDArray[np.float32]
+    features: Features | npt.NDArray[np.float32]
 
 
 class EncodeEngine:
@@ -127,7 +128,7 @@ class EncodeEngine:
         for part in self._parts(requests):
             members = [requests[i] for i in part]
             with self.slots.assigned([member.tenant for member in members]) as assigned:
-                lengths = [len(member.hidden) for member in members]
+                lengths = [len(member.features) for member in members]
                 for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens, self._pad_to):
                     yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
 
@@ -137,7 +138,7 @@ class EncodeEngine:
         If slots are too few, the requests are sorted by tenant and cut into parts first.
         """
         most = self.slots.num_slots - 1
-        order = sorted(range(len(requests)), key=lambda i: len(requests[i].hidden))
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].features))
         if len({request.tenant.key for request in requests}) <= most:
             return [order] if order else []
         parts: list[list[int]] = [[]]
@@ -149,14 +150,14 @@ class EncodeEngine:
                 tenants = set()
             parts[-1].append(index)
             tenants.add(key)
-        return [sorted(part, key=lambda i: len(requests[i].hidden)) for part in parts]
+        return [sorted(part, key=lambda i: len(requests[i].features)) for part in parts]
 
     def _run_layout(self, members: list[EngineRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
         texts = [members[i] for i in layout.texts]
         attention, mask = layout.attention, layout.attention.mask
         with torch.inference_mode():
             at_input, at_attention = (self._adapters(layout, assigned.at(place)) for place in get_args(Place))
-            counts = [count_read(text.tenant, len(text.hidden)) for text in texts]
+            counts = [count_read(text.tenant, len(text.features)) for text in texts]
             read, at_attention_of_read = None, at_attention
             holds_read_alone = sum(counts) < sum(layout.lengths)
             if holds_read_alone:
@@ -183,12 +184,15 @@ class EncodeEngine:
             del state, mask, at_input, at_attention, read, at_attention_of_read
             try:
                 first, layers = 0, self.config.upper_layers
+                first_adapted = layers - self.config.adapted_layers
                 while first < layers:
                     # All remaining layers in one call, unless slots are not filled yet or each layer is traced. Every return
-                    # waits for the interpreter's lock, which threads that read and answer hold.
-                    last = layers if assigned.filled and not self._tracer.is_on else first + 1
-                    for index in range(first, last):
-                        assigned.wait(index)
+                    # waits for the interpreter's lock, which threads that read and answer hold. Layers without adapters need
+                    # no slot.
+                    at_once = layers if assigned.filled else max(first_adapted, first + 1)
+                    last = first + 1 if self._tracer.is_on else at_once
+                    for index in range(max(first, first_adapted), last):
+                        assigned.wait(index - first_adapted)
                     with self._tracer.span("layer", index=first):
                         run(first, last)
                     first = last
@@ -199,12 +203,12 @@ class EncodeEngine:
             return head_logits([text.tenant for text in texts], counts, state)
 
     def _embed(self, texts: list[EngineRequest], layout: Layout) -> Tensor:
-        """Return the texts' hidden states in their places, positions added: `[size, H]`."""
+        """Return the input of the first layer, with the texts' tokens in their places: `[size, H]`."""
         # One copy and one conversion for all texts take half the time of a conversion for each text.
-        real = torch.from_numpy(np.concatenate([text.hidden for text in texts])).to(self.device)
+        real = torch.from_numpy(np.concatenate([text.features for text in texts])).to(self.device)
         ends = np.cumsum(layout.lengths)
         steps = np.arange(ends[-1]) - np.repeat(ends - layout.lengths, layout.lengths)
-        state = self._upper.embed(real.float(), torch.from_numpy(steps).to(self.device))
+        state = self._upper.embed(real, torch.from_numpy(steps).to(self.device))
         state = state.to(self.dtype)
         if layout.is_packed:
             return state

@@ -23,7 +23,7 @@ from hplm.engine.kernels.onednn import can_pack
 from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.engine.windows.encoder import WindowEncoder
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
-from hplm.models.base import Base, fill, write_weights
+from hplm.models.base import LOWER, WORDS, Base, fill, write_weights
 from hplm.models.device import in_dtype
 from hplm.models.lower import LowerEncoder
 from hplm.store import artifact
@@ -34,9 +34,6 @@ from hplm.store.layout import Store
 GROUP = "hplm.lower_forms"
 LOWER_FORMS: dict[str, type[LowerEncoder]] = {form.form: form for form in (NgramEncoder, WindowEncoder)}
 
-WEIGHTS = "lower.safetensors"
-# The base's word embeddings, most of a small model's bytes. Further pretraining does not change them, so domains share them.
-SHARED = "word_embeddings.weight"
 _packing = threading.Lock()
 
 
@@ -61,11 +58,21 @@ def lower_form(name: str) -> type[LowerEncoder]:
     return form
 
 
+def check_hierarchical(config: BaseConfig) -> None:
+    """Refuse a whole base, where lower layers or tables are needed. Raises ConfigError."""
+    if config.is_whole:
+        raise ConfigError(
+            f"base {config.name!r} is whole: all its layers are computed, so it has no lower layers, no tables and no domains "
+            "but its root; name a base that was converted without --whole"
+        )
+
+
 def make_lower(config: BaseConfig) -> LowerEncoder:
     """Make a lower encoder of the form that `config` names, with new weights.
 
-    Raises ConfigError if the form is not installed, or gives another number of vectors than `config` says.
+    Raises ConfigError if the form is not installed, gives another number of vectors than `config` says, or the base is whole.
     """
+    check_hierarchical(config)
     form = lower_form(config.lower_form)
     if (vectors := form.vectors_per_ngram(config.window)) != config.vectors_per_ngram:
         raise ConfigError(
@@ -78,15 +85,16 @@ def make_lower(config: BaseConfig) -> LowerEncoder:
 def load_lower(base: Base) -> LowerEncoder:
     """Load a base's lower encoder, in fp32."""
     lower = make_lower(base.config)
-    fill(lower, base.folder / WEIGHTS)
+    fill(lower, base.folder / LOWER)
     return lower
 
 
 def save(folder: Path, base: Base, lower: LowerEncoder, meta: dict[str, Any]) -> None:
     """Publish a domain version's lower encoder, without the base's word embeddings. `meta` goes into its manifest."""
-    state = {name: value for name, value in lower.state_dict().items() if name != SHARED}
+    # Most of a small model's bytes. Further pretraining does not change word embeddings, so domains share the base's.
+    state = {name: value for name, value in lower.state_dict().items() if name != WORDS}
     with artifact.publish(folder, LOWER_KIND, {"base": base.fingerprint, **meta}) as partial:
-        write_weights(partial / WEIGHTS, state)
+        write_weights(partial / LOWER, state)
 
 
 def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify: bool = True) -> LowerEncoder:
@@ -104,8 +112,8 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
         lower = make_lower(base.config)
     lower.word_embeddings = words or load_lower(base).word_embeddings
     try:
-        state = {name: v.float() for name, v in load_tensors(stored.read_bytes(WEIGHTS, verify=verify)).items()}
-        lower.load_state_dict({**state, SHARED: lower.word_embeddings.weight}, assign=True)
+        state = {name: v.float() for name, v in load_tensors(stored.read_bytes(LOWER, verify=verify)).items()}
+        lower.load_state_dict({**state, WORDS: lower.word_embeddings.weight}, assign=True)
     except OSError as error:
         raise unusable(f"{folder} cannot be read", error) from error
     except (RuntimeError, ValueError, SafetensorError) as error:

@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hplm.core.settings import BaseConfig, Miss, Quantization
+from hplm.core.text import EncodedText
 from hplm.engine import lower_layers as lowers
 from hplm.engine.kernels.onednn import rounded
+from hplm.engine.token_domain import TokenDomain
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, computing_in
@@ -126,6 +128,17 @@ class OpenDomain:
         """The miss mode: how an n-gram that no table has is answered."""
         return "backoff" if self._lower is None else "compute"
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's features."""
+        return 2 * self.config.hidden_size
+
+    def features(self, texts: Sequence[EncodedText]) -> list[npt.NDArray[np.float16]]:
+        """Return the hidden states `[T, H]` of each text."""
+        lengths = [len(text.ids) for text in texts]
+        hidden = self.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
+        return np.split(hidden, np.cumsum(lengths)[:-1])
+
     def hidden_states(self, ids: npt.NDArray[np.int64], lengths: Sequence[int]) -> npt.NDArray[np.float16]:
         """Return the merged vectors `[N, H]` of packed texts (HMI eq. 2). The upper layers add positions."""
         config = self.config
@@ -178,6 +191,10 @@ class OpenDomain:
         return values
 
 
+# An open domain of either kind of base. It gives texts' `features`, which tenants train on.
+Domain = OpenDomain | TokenDomain
+
+
 def open_lookup(
     store: Store,
     base: Base,
@@ -212,8 +229,10 @@ def open_lineage(
     version without a table are not opened. `base_lower` is the base's lower encoder if it is loaded already; all domains of a
     base share its word embeddings. The encoders are packed here and serve look-ups alone from then on (see
     `lower_layers.pack`). With `quantization` int8 their products are in int8.
-    Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, StoreUnavailableError or ConfigError.
+    Raises MissingArtifactError, CorruptArtifactError, WrongBaseError, StoreUnavailableError or ConfigError. A whole base has
+    nothing to look up: it is refused, and `open_features` takes it.
     """
+    lowers.check_hierarchical(base.config)
     folders = [store.root / path for path in lineage]
     with_branch, root = domain_version.searched(folders)
     if miss != "compute" and root is None:
@@ -255,6 +274,21 @@ def open_lineage(
         dtype=dtype,
         helpers=helpers,
     )
+
+
+def open_features(
+    store: Store,
+    base: Base,
+    lineage: Sequence[Path | str],
+    *,
+    miss: str = "compute",
+    quantization: Quantization = "none",
+    device: torch.device = CPU,
+) -> Domain:
+    """Open a domain version of either kind of base for training and measuring, as `open_lineage` does."""
+    if base.config.is_whole:
+        return TokenDomain(base.config)
+    return open_lineage(store, base, lineage, miss=miss, quantization=quantization, device=device)
 
 
 # Path, size and time of change of each file.

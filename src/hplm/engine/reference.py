@@ -145,17 +145,22 @@ def int8_ngram_encoder(ngrams: Tensor, lower: NgramEncoder, ranges: Sequence[Ran
 
 
 def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor:
-    """Compute the last hidden states `[T, H]` of one text, with its tenant's adapter in each layer."""
+    """Compute the last hidden states `[T, H]` of one text, with its tenant's adapter in each layer that has one.
+
+    `hidden` is the text's input of the first layer: merged vectors `[T, H]`, or in a whole base ids and types `[T, 2]`.
+    """
     with torch.inference_mode():
         state = encoder.embed(hidden, torch.arange(len(hidden)))
         heads = encoder.config.num_heads
         bias = torch.zeros(heads, 1, 1) if encoder.relative is None else encoder.relative(len(hidden))
-        for index, layer in enumerate(encoder.layers):
+        first_adapted = encoder.config.upper_layers - encoder.config.adapted_layers
+        for index, layer in enumerate(encoder.layers, -first_adapted):
             assert isinstance(layer, TransformerLayer)
-            if tenant is not None and tenant.card.adapter_at == "input":
+            adapter_at = tenant.card.adapter_at if tenant is not None and index >= 0 else None
+            if tenant is not None and adapter_at == "input":
                 state = adapt(tenant, index, state)
             attended = layer.attention_out(attention(layer, state, bias))
-            if tenant is not None and tenant.card.adapter_at == "attention":
+            if tenant is not None and adapter_at == "attention":
                 attended = adapt(tenant, index, attended)
             state = layer.attention_norm(state + attended)
             state = layer.ffn_norm(state + layer.ffn_out(F.gelu(layer.ffn_in(state))))
@@ -170,7 +175,7 @@ def attention(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
 
 
 def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:
-    """Apply the tenant's adapter (HMI eq. 1)."""
+    """Apply the tenant's adapter (HMI eq. 1) of `layer`, counted from the first layer that has one."""
     adapter = tenant.adapter
     down, down_bias = torch.from_numpy(adapter.down[layer]), torch.from_numpy(adapter.down_bias[layer])
     up, up_bias = torch.from_numpy(adapter.up[layer]), torch.from_numpy(adapter.up_bias[layer])

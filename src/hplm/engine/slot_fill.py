@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def fill_slots(parts: list[Tensor], layer: int, weights: list[Tensor], slots: list[int]) -> None:
-    """Copy one layer of adapters: `weights[i]` `[L, P]`, as PackedAdapter has them, to slot `slots[i]` of a pool's `parts`."""
+    """Copy one layer of adapters: `weights[i]` `[A, P]`, as PackedAdapter has them, to slot `slots[i]` of a pool's `parts`."""
     for i in range(len(weights)):
         row = weights[i][layer]
         start = 0
@@ -34,7 +34,7 @@ def pieces(layers: int) -> list[tuple[int, int]]:
 def fill_slots_from_pinned(
     parts: list[Tensor], first: int, last: int, weights: list[Tensor], places: Tensor, staged: Tensor
 ) -> None:
-    """Copy layers `first` to before `last` to the slots `places` of a GPU, through `staged` `[n, L, P]`, made by `place_for`.
+    """Copy layers `first` to before `last` to the slots `places` of a GPU, through `staged` `[n, A, P]`, made by `place_for`.
 
     One copy for each tenant, because a copy's fixed cost outweighs its bytes. The copies read `weights` after this returns.
     """

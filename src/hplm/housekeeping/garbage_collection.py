@@ -209,7 +209,11 @@ def _broken(store: Store, known: Snapshot, only: Collection[str] | None = None) 
     checks: list[tuple[str, Kind, Set[str], Set[str]]] = [
         (base.path, "base", {base.fingerprint}, frozenset()) for base in known.bases
     ]
+    of_bases = {path for path, *_ in checks}
     for version in known.domains:
+        if version.path in of_bases:
+            # The root of a whole base has no files but the base's.
+            continue
         kind: Kind = "plot" if version.parent_id is None else "domain"
         checks.append((version.path, kind, {fingerprints[version.base]}, frozenset()))
     for path, names in sorted(known.tenants.items()):

@@ -102,7 +102,7 @@ def read_card(store: Store, entry: StoreEntry) -> Card:
         meta = opened.meta
         match entry.kind:
             case "base":
-                return Card(entry, opened.fingerprint)
+                return Card(entry, opened.fingerprint, about={"lower_form": meta.get("config", {}).get("lower_form")})
             case "plot":
                 return Card(entry, meta["base"], about={})
             case "domain":

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from hplm.core.settings import WHOLE
 from hplm.housekeeping.inventory import Card, Kind, StoreEntry
 from hplm.registry.records import BaseRecord, NewDomain, NewTenant, Snapshot
 
@@ -188,16 +190,22 @@ class _Planner:
             raise _Unfit(f"base {name!r} is registered elsewhere")
         self._fingerprints[name] = card.base
         self._bases.append(BaseRecord(name, card.base, card.entry.path))
+        if (card.about or {}).get("lower_form") == WHOLE:
+            # A whole base has no tables, so its root has no folder of its own.
+            self._add_root(name, DEFAULT_ROOT, card.entry.path, {})
 
     def add_root(self, card: Card) -> None:
         base, name, path = self._base_of(card), card.entry.parts[1], card.entry.path
         if (base, name) in self._roots or (base, name) in self._branches:
             raise _Unfit(f"domain {name!r} is registered elsewhere")
+        self._add_root(base, name, path, card.about or {})
+
+    def _add_root(self, base: str, name: str, path: str, about: dict[str, Any]) -> None:
         # A root goes with its base. If both come back, the numbers go on.
         number = 1 + self._last_numbers.get(f"domain:{base}/{name}", 0)
         self._roots[base, name] = path
         self._paths.add(path)
-        self._domains.append(NewDomain(base, name, number, path, None, card.about or {}))
+        self._domains.append(NewDomain(base, name, number, path, None, about))
 
     def add_branches(self, cards: Sequence[Card]) -> None:
         """Add versions of domains, parents before children."""

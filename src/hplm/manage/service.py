@@ -172,6 +172,12 @@ class ManageService:
             self._check_new("domain", name, f"domain:{base}/{name}", is_there=is_there, base=base)
             parent = request.parent or self._root(base, managed)
         self._check_domain(base, parent)
+        root = self._registry.lineage(self._registry.current_domain(base, parent).id)[-1]
+        if self._store.is_whole_root(root.path):
+            raise BadManageRequestError(
+                f"base {base!r} is whole: all its layers are computed, so it has no lower layers that a domain could change; "
+                "name a base that was converted without --whole"
+            )
         if request.settings.top_percent == 0 and managed.miss == "backoff":
             raise BadManageRequestError(
                 "this server answers misses by back-off, and a domain with top_percent 0 has no table to back off from: give "

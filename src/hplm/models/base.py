@@ -1,4 +1,4 @@
-"""A converted base's weights: lower encoder and upper layers, each loadable on its own."""
+"""A base's weights: lower encoder and upper layers, each loadable on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as packed
 from torch import Tensor, nn
@@ -18,8 +18,12 @@ from hplm.core.text import TextEncoder
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.models import base_folder
 from hplm.models.base_folder import KIND, BaseFolder
-from hplm.models.layers import UpperLayers
+from hplm.models.layers import UpperLayers, WholeLayers
 from hplm.store import artifact
+
+# The weights below the cut. A whole base has its word embeddings there, and nothing else.
+LOWER = "lower.safetensors"
+WORDS = "word_embeddings.weight"
 
 
 class Base(BaseFolder):
@@ -30,10 +34,27 @@ class Base(BaseFolder):
         return TextEncoder(self.tokenizer_path, self.config.max_tokens)
 
     def load_upper(self) -> UpperLayers:
-        """Load the upper layers, in fp32. `hplm.engine.lower_layers` loads the lower encoder."""
-        upper = UpperLayers(self.config)
+        """Load the upper layers, in fp32. `hplm.engine.lower_layers` loads the lower encoder.
+
+        The layers of a whole base read word embeddings that are mapped from the disk, so that processes share their memory.
+        """
+        upper = WholeLayers(self.config, self._map_words()) if self.config.is_whole else UpperLayers(self.config)
         fill(upper, self.folder / "upper.safetensors")
         return upper
+
+    def _map_words(self) -> Tensor:
+        """Map the word embeddings `[V, H]`, float16. Raises an ArtifactError."""
+        path, config = self.folder / LOWER, self.config
+        try:
+            with safe_open(path, framework="pt") as file:
+                words: Tensor = file.get_tensor(WORDS)
+        except OSError as error:
+            raise unusable(f"{path} cannot be read", error) from error
+        except SafetensorError as error:
+            raise CorruptArtifactError(f"{path} does not hold word embeddings ({error}); build it again") from error
+        if words.shape != (config.vocab_size, config.hidden_size):
+            raise CorruptArtifactError(f"{path} has word embeddings of another shape; build the base again")
+        return words
 
 
 def fill(module: nn.Module, path: Path) -> None:
@@ -57,9 +78,12 @@ def save(
 ) -> None:
     """Publish a base. `meta` goes into its manifest."""
     with artifact.publish(folder, KIND, {"config": asdict(config), **meta}) as partial:
-        write_weights(partial / "lower.safetensors", lower)
+        write_weights(partial / LOWER, lower)
         write_weights(partial / "upper.safetensors", upper)
         (partial / "tokenizer.json").write_bytes(tokenizer)
+        if config.is_whole:
+            # The fingerprint is computed from files. Adapters of a base with another number of layers must not fit this base.
+            (partial / "adapter_layers").write_text(f"{config.adapted_layers}\n")
 
 
 def write_weights(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hplm.core.settings import BaseConfig, parse_settings
+from hplm.errors import MissingArtifactError
 from hplm.models.architectures import find_architecture
 from hplm.store import artifact
 
@@ -42,3 +43,11 @@ def read(folder: Path, *, verify: bool = True) -> BaseFolder:
     config = parse_settings(BaseConfig, stored.meta.get("config"), f"{folder / artifact.MANIFEST}: config")
     find_architecture(config.architecture)
     return BaseFolder(folder, config, stored.fingerprint)
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder holds a whole base; False if it holds no base. Raises CorruptArtifactError or ConfigError."""
+    try:
+        return read(folder, verify=False).config.is_whole
+    except MissingArtifactError:
+        return False

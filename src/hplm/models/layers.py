@@ -125,11 +125,13 @@ class UpperLayers(nn.Module):
 
     def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
         """Compute the input of the first upper layer from merged vectors `[..., H]` and positions `[...]`."""
-        hidden: Tensor = self.merge_norm(merged + self.position_embeddings(positions))
+        hidden: Tensor = self.merge_norm(merged.float() + self.position_embeddings(positions))
         return hidden
 
     def forward(self, merged: Tensor, lengths: Sequence[int], adapt: Adapt | None = None) -> Tensor:
-        """Compute hidden states `[N, H]` from `merged` `[N, H]`, texts one after another with `lengths` summing to N.
+        """Compute hidden states `[N, H]` from `merged`, texts one after another with `lengths` summing to N.
+
+        `merged` are the merged vectors `[N, H]`; in a whole base the ids and types of tokens `[N, 2]`, see WholeLayers.
 
         `adapt(place, layer_index, tokens)` returns the tokens `[N, H]`, changed in texts whose adapter stands at that place.
         """
@@ -147,6 +149,29 @@ class UpperLayers(nn.Module):
         """Compute one upper layer, `[N, H]` -> `[N, H]`, over tokens in any layout that `attend` takes."""
         changed: Tensor = self.layers[index](hidden, attend, None if adapt is None else _bind(adapt, index))
         return changed
+
+
+class WholeLayers(UpperLayers):
+    """All layers of a whole base, which read the ids and types of tokens `[N, 2]` in place of merged vectors.
+
+    `words` `[V, H]` are the word embeddings in any format. No training changes them, and a base keeps them in a file of their
+    own, which processes share. So they are no part of the state.
+    """
+
+    words: Tensor
+
+    def __init__(self, config: BaseConfig, words: Tensor) -> None:
+        super().__init__(config)
+        self.register_buffer("words", words, persistent=False)
+        self.type_embeddings = nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
+
+    def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
+        """Compute the input of the first layer from ids and types `[..., 2]` and positions `[...]`."""
+        ids, types = merged.unbind(-1)
+        embedded = F.embedding(ids, self.words).float()
+        if self.type_embeddings is not None:
+            embedded = embedded + self.type_embeddings(types)
+        return super().embed(embedded, positions)
 
 
 def _bind(adapt: Adapt, index: int) -> Callable[[Place, Tensor], Tensor]:
@@ -217,13 +242,17 @@ class OriginalEncoder(nn.Module):
 
         `types` `[N]` are the token types, 0 or 1. None: all are 0.
         """
-        positions = self.position_embeddings(packed_positions(lengths, ids.device))
-        typed = self.token_types[0] if types is None else F.embedding(types, self.token_types)
-        embedded = self.word_embeddings(ids) + positions + typed
-        hidden = self.embedding_norm(embedded)
+        hidden = self.embed(ids, lengths, types)
         attend = packed_attention(self.config.num_heads, lengths, self.relative)
         states = []
         for layer in self.layers:
             hidden = layer(hidden, attend)
             states.append(hidden)
         return states
+
+    def embed(self, ids: Tensor, lengths: Sequence[int], types: Tensor | None = None) -> Tensor:
+        """Compute the input of the first layer `[N, H]` from packed `ids` and `types` as `forward` takes them."""
+        positions = self.position_embeddings(packed_positions(lengths, ids.device))
+        typed = self.token_types[0] if types is None else F.embedding(types, self.token_types)
+        embedded: Tensor = self.embedding_norm(self.word_embeddings(ids) + positions + typed)
+        return embedded

@@ -1,4 +1,7 @@
-"""The encode stage, the second of hBERT's two: hidden states of many tenants' texts -> labels, in batches of a policy."""
+"""The encode stage, the second of hBERT's two: hidden states of many tenants' texts -> labels, in batches of a policy.
+
+For a whole base it reads ids and types of tokens in place of hidden states, and computes all layers.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import Ranges, check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.lower_layers import load_lower
+from hplm.engine.token_domain import Features, no_features
 from hplm.errors import ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
 from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
@@ -35,6 +39,7 @@ from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
 from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
+from hplm.serving.lookup_stage import output_tensor
 from hplm.serving.request import Answer, Item, Request
 from hplm.serving.stage import Admission, Admitted, Input, Load, Stage, Times
 from hplm.tasks.task_loader import task_named
@@ -52,12 +57,12 @@ MOST_CLAIMED_S = 3600
 
 @dataclass(frozen=True)
 class EncodeInput:
-    """One text after the look-up: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`.
+    """One text after the look-up: `features` as in LookupAnswer, `tokens` int32 `[T, 3]`.
 
-    `version_id`: the tenant's version that the hidden states are for, None for the current one.
+    `version_id`: the tenant's version that the features are for, None for the current one.
     """
 
-    hidden: npt.NDArray[np.float16]
+    features: Features
     tokens: npt.NDArray[np.int32]
     version_id: int | None = None
 
@@ -99,7 +104,7 @@ class EngineStage(Stage[Input, Item, Answer]):
         int8: list[Ranges] = []
         if settings.quantization == "int8":
             check_int8(device)
-            int8 = measure_ranges(self._base, load_lower(self._base), upper)
+            int8 = measure_ranges(self._base, None if config.is_whole else load_lower(self._base), upper)
         reduced_size = config.reduced_size(settings.reduction_factor)
         self.engine = EncodeEngine(
             config,
@@ -190,7 +195,7 @@ class EngineStage(Stage[Input, Item, Answer]):
             except ConfigError as error:
                 # The fault is the operator's `reduction_factor`, not the client's request.
                 raise CorruptArtifactError(str(error)) from error
-            shape = (self._config.upper_layers, packed_width(self._config.hidden_size, packed.reduced_size))
+            shape = (self._config.adapted_layers, packed_width(self._config.hidden_size, packed.reduced_size))
             if packed.weights.shape != shape:
                 # In a slot it would fail the whole batch, with the requests of other tenants.
                 raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
@@ -205,6 +210,8 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
     def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
         """`instances`: how many processes of this stage one server runs."""
         super().__init__(settings, folder, device_index, instances)
+        self.input = output_tensor(self._config)
+        self.no_features = no_features(self._config, 1)
         self._backlog = BacklogFile(self._store.root, settings.base)
         # Versions that only the registry may know, which may hang. Once found, a version is in the catalog.
         self._versions: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
@@ -232,8 +239,8 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
             # Such requests share the permits of one tenant: invented names must not take the permits of real tenants.
             served = yield Load(partial(self._versions.fetch, (request.tenant, text.version_id)), tenant="")
         tenant = yield from self.weights_of(served)
-        item = EncodeItem(EngineRequest(tenant, text.hidden), text.tokens)
-        return Admitted(item, tenant.card.name, len(text.hidden))
+        item = EncodeItem(EngineRequest(tenant, text.features), text.tokens)
+        return Admitted(item, tenant.card.name, len(text.features))
 
     def look_ahead(self, items: list[EncodeItem]) -> None:
         self.engine.slots.prefetch([item.request.tenant for item in items])
@@ -243,16 +250,29 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
 
     def _check(self, text: EncodeInput) -> None:
         """Refuse wrong tensors. Only a client that calls this stage directly can send them."""
-        length, width = text.hidden.shape
-        if width != self._config.hidden_size:
-            raise HiddenStatesError(f"hidden states are {width} wide, this base's are {self._config.hidden_size}")
-        if not 1 <= length <= self._config.max_tokens:
-            raise HiddenStatesError(f"{length} tokens came, 1 to {self._config.max_tokens} are accepted")
+        config = self._config
+        length, width = text.features.shape
+        what, wanted = ("ids and types of tokens", 2) if config.is_whole else ("hidden states", config.hidden_size)
+        if width != wanted:
+            raise HiddenStatesError(f"{what} are {width} wide, this base's are {wanted}")
+        if not 1 <= length <= config.max_tokens:
+            raise HiddenStatesError(f"{length} tokens came, 1 to {config.max_tokens} are accepted")
         if text.tokens.shape != (length, 3):
             raise HiddenStatesError(f"tokens have shape {text.tokens.shape}, ({length}, 3) was expected")
+        if config.is_whole:
+            self._check_ids(text.features)
         # `isfinite` without numpy's slow half floats: only NaN and infinity have an exponent of all ones.
-        if int((text.hidden.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
+        elif int((text.features.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
             raise HiddenStatesError("hidden states hold NaN or infinity")
+
+    def _check_ids(self, features: npt.NDArray[Any]) -> None:
+        """Refuse ids and types `[T, 2]` without an embedding. Looking up such an id would end the process on a GPU."""
+        most = (self._config.vocab_size, max(1, self._config.token_types))
+        if features.min() < 0 or (features.max(0) >= most).any():
+            raise HiddenStatesError(
+                f"ids of tokens must be 0 to {most[0] - 1}, and their types 0 to {most[1] - 1}; "
+                f"{features.max(0).tolist()} came as the largest, {features.min(0).tolist()} as the least"
+            )
 
 
 def looks_ahead(settings: EncodeSettings, device: torch.device) -> bool:
@@ -286,11 +306,11 @@ def budget_of(settings: EncodeSettings, num_slots: int) -> Budget:
 
 def measure_cost(engine: EncodeEngine) -> CostModel:
     """Measure the seconds of batches of a few sizes. Batches that are served later refine the model."""
-    hidden, most = engine.config.hidden_size, engine.config.max_tokens
+    most = engine.config.max_tokens
     samples = []
     for count, wanted in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, 128)):
         length = min(wanted, most)
-        requests = [EngineRequest(_no_tenant(engine), np.zeros((length, hidden), np.float16)) for _ in range(count)]
+        requests = [EngineRequest(_no_tenant(engine), no_features(engine.config, length)) for _ in range(count)]
         start = time.perf_counter()
         engine.run(requests)
         samples.append((count * length, count * length * length, time.perf_counter() - start))
@@ -303,7 +323,7 @@ def measure_cost(engine: EncodeEngine) -> CostModel:
 def _no_tenant(engine: EncodeEngine) -> Tenant:
     """Return a tenant of zeros, for measuring."""
     hidden, reduced = engine.config.hidden_size, engine.slots.sizes[0]
-    weights = np.zeros((engine.config.upper_layers, packed_width(hidden, reduced)), np.float32)
+    weights = np.zeros((engine.config.adapted_layers, packed_width(hidden, reduced)), np.float32)
     head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))
     card = TenantCard("nobody", "classification", ("a", "b"), base="")
     return Tenant(card, PackedAdapter(weights, hidden, reduced), head, version="measuring")

@@ -32,11 +32,11 @@ class FusedAnswer(EncodeAnswer):
 
 @dataclass
 class FusedItem:
-    """A request for a batch: its tenant is in host memory. `hidden` is its result of the look-up, None before that."""
+    """A request for a batch: its tenant is in host memory. `looked_up` is its result of the look-up, None before that."""
 
     tenant: Tenant
     text: LookupItem
-    hidden: LookupAnswer | HplmError | None = None
+    looked_up: LookupAnswer | HplmError | None = None
 
 
 class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
@@ -87,9 +87,9 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         self.engine.slots.prefetch([item.tenant for item in items])
         self._look_up(items)
         for item in items:
-            if isinstance(item.hidden, InternalError):
+            if isinstance(item.looked_up, InternalError):
                 # Only a head start is lost: beside the running batch there may have been too little memory.
-                item.hidden = None
+                item.looked_up = None
 
     def run(self, items: list[FusedItem], batch: Batch) -> Results[FusedAnswer]:
         """Look up what is not looked up yet, and compute the rest of the way."""
@@ -98,13 +98,15 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         encode_items: list[EncodeItem] = []
         truncated: list[bool] = []
         for index, item in enumerate(items):
-            if isinstance(item.hidden, LookupAnswer):
+            if isinstance(item.looked_up, LookupAnswer):
                 sound.append(index)
-                encode_items.append(EncodeItem(EngineRequest(item.tenant, item.hidden.hidden), item.hidden.tokens))
-                truncated.append(item.hidden.truncated)
-                self._tokens += len(item.hidden.tokens)
-            elif item.hidden is not None:
-                yield [index], [item.hidden]
+                encode_items.append(
+                    EncodeItem(EngineRequest(item.tenant, item.looked_up.features), item.looked_up.tokens)
+                )
+                truncated.append(item.looked_up.truncated)
+                self._tokens += len(item.looked_up.tokens)
+            elif item.looked_up is not None:
+                yield [index], [item.looked_up]
         for indices, answers in self.encode(encode_items, batch):
             yield (
                 [sound[i] for i in indices],
@@ -116,7 +118,7 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
 
     def _look_up(self, items: Sequence[FusedItem]) -> None:
         with self._looking_up:
-            missing = [item for item in items if item.hidden is None]
+            missing = [item for item in items if item.looked_up is None]
             for indices, answers in self.lookup.look_up([item.text for item in missing]):
                 for index, answer in zip(indices, answers, strict=True):
-                    missing[index].hidden = answer
+                    missing[index].looked_up = answer

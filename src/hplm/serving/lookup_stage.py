@@ -1,4 +1,7 @@
-"""The look-up stage, the first of hBERT's two: requests' bytes -> hidden states, in batches, first come, first served."""
+"""The look-up stage, the first of hBERT's two: requests' bytes -> hidden states, in batches, first come, first served.
+
+For a whole base it only tokenises: in place of hidden states, the ids and types of tokens leave.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ import numpy.typing as npt
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
-from hplm.core.settings import LookupSettings
+from hplm.core import wire
+from hplm.core.settings import BaseConfig, LookupSettings
 from hplm.core.text import (
     EncodedText,
     TextOrPair,
@@ -24,8 +28,9 @@ from hplm.core.text import (
     decode_texts,
     tokenise_in_one_thread,
 )
-from hplm.engine.open_domain import OpenDomain
+from hplm.engine.open_domain import Domain
 from hplm.engine.open_domains import OpenDomains
+from hplm.engine.token_domain import Features, TokenDomains
 from hplm.errors import CorruptArtifactError, DeadlineError, HplmError, InternalError
 from hplm.models.base import Base
 from hplm.models.device import is_device_lost
@@ -52,9 +57,12 @@ BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class LookupAnswer:
-    """The answer to one text or pair: `hidden` float16 `[T, H]`, `tokens` int32 `[T, 3]`, and the tenant's version used."""
+    """The answer to one text or pair: `features`, `tokens` int32 `[T, 3]`, and the tenant's version used.
 
-    hidden: npt.NDArray[np.float16]
+    `features` are hidden states `[T, H]`, or of a whole base ids and types `[T, 2]`, see `hplm.engine.token_domain`.
+    """
+
+    features: Features
     tokens: npt.NDArray[np.int32]
     truncated: bool
     version_id: int
@@ -66,7 +74,7 @@ class LookupItem:
 
     tenant: ServedTenant
     text: TextOrPair
-    domain: OpenDomain
+    domain: Domain
     tokens: int
     arrived_s: float
     waits_for_others: bool
@@ -106,7 +114,11 @@ class TextLookup:
         self._texts: HostCache[ServedTenant, int] = HostCache(
             lambda tenant: bank.card(tenant).texts, lambda _: 1, capacity=MOST_CARDS
         )
-        self.domains = OpenDomains(store, base, settings, device_index)
+        self.domains: OpenDomains | TokenDomains
+        if base.config.is_whole:
+            self.domains = TokenDomains(base.config)
+        else:
+            self.domains = OpenDomains(store, base, settings, device_index)
         # A root is in every lineage of its domains: a broken one shows at the start.
         roots = {served.lineage[-1:] for served in catalog.served()}
         for root in roots | {catalog.lineage(settings.table)[-1:]}:
@@ -160,25 +172,21 @@ class TextLookup:
                 by_domain.setdefault(id(item.domain), []).append((index, result))
         for pairs in by_domain.values():
             indices, texts = zip(*pairs, strict=True)
-            hidden_states = self._look_up(items[indices[0]].domain, texts)
+            looked_up = self._look_up(items[indices[0]].domain, texts)
             yield (
                 indices,
                 [
-                    hidden
-                    if isinstance(hidden, HplmError)
-                    else LookupAnswer(hidden, text.tokens, text.truncated, items[i].tenant.version_id)
-                    for (i, text), hidden in zip(pairs, hidden_states, strict=True)
+                    features
+                    if isinstance(features, HplmError)
+                    else LookupAnswer(features, text.tokens, text.truncated, items[i].tenant.version_id)
+                    for (i, text), features in zip(pairs, looked_up, strict=True)
                 ],
             )
 
-    def _look_up(
-        self, domain: OpenDomain, texts: Sequence[EncodedText]
-    ) -> Sequence[npt.NDArray[np.float16] | HplmError]:
-        """Return hidden states `[T, H]` of each text. If looking them all up together fails, look them up one by one."""
-        lengths = [len(text.ids) for text in texts]
+    def _look_up(self, domain: Domain, texts: Sequence[EncodedText]) -> Sequence[Features | HplmError]:
+        """Return the features of each text. If looking them all up together fails, look them up one by one."""
         try:
-            hidden = domain.hidden_states(np.concatenate([text.ids for text in texts]), lengths)
-            return np.split(hidden, np.cumsum(lengths)[:-1])
+            return domain.features(texts)
         except Exception as error:
             if is_device_lost(error, self.domains.device):
                 # No text can be looked up any more: the batch loop ends this process.
@@ -222,6 +230,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         )
         self.lookup = TextLookup(settings, self._store, self._base, self._catalog, self._bank, self._downstream)
         self.domains = self.lookup.domains
+        self.output = output_tensor(self._base.config)
         self._open_queue(
             settings,
             Fcfs(),
@@ -267,10 +276,15 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
     def _leaving(self, item: LookupItem, answer: LookupAnswer | HplmError, now_s: float) -> LookupAnswer | HplmError:
         if isinstance(answer, HplmError):
             return answer
-        self._tokens += len(answer.hidden)
-        self._downstream.passed(item.tenant.name, len(answer.hidden), item.arrived_s, now_s)
+        self._tokens += len(answer.features)
+        self._downstream.passed(item.tenant.name, len(answer.features), item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.
-        return replace(answer, hidden=answer.hidden.copy()) if item.waits_for_others else answer
+        return replace(answer, features=answer.features.copy()) if item.waits_for_others else answer
+
+
+def output_tensor(config: BaseConfig) -> str:
+    """Return the name of the tensor between the stages that holds a base's features."""
+    return wire.IDS if config.is_whole else wire.HIDDEN
 
 
 def _checked(text: EncodedText) -> EncodedText | HplmError:

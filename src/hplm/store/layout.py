@@ -48,6 +48,10 @@ class Store:
     def base(self, name: str) -> Path:
         return self.root / "bases" / name
 
+    def is_whole_root(self, path: str) -> bool:
+        """Return whether a root's path is that of a whole base. Such a root has no tables, so its folder is the base's."""
+        return self.path(path).parent == self.root / "bases"
+
     def table(self, name: str, level: str) -> Path:
         """Return the folder of a table of the PLOT called `name`; `level` is one of `levels`."""
         return self.root / "plots" / name / level

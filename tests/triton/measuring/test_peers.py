@@ -17,13 +17,15 @@ from hplm_builder.export import register
 from hplm_builder.export.model_folders import export
 from hplm_builder.fleet.benchmark_repository import BANK, PLOT, make_fleet, make_pool_plot
 from hplm_client import Client
+from hplm_loadtest.benchmarks.served_repository import read_repository
 from hplm_loadtest.benchmarks.serving import memory, throughput_by_tenants
-from hplm_loadtest.peers import systems
-from hplm_loadtest.peers.engines import DedicatedEngine, in_every_layer
+from hplm_loadtest.peers import systems, whole_fleet
+from hplm_loadtest.peers.engines import DedicatedEngine
 from hplm_loadtest.peers.model_swapping import Resident, SwapWorker, model_to_evict
 from hplm_loadtest.peers.repository import serve_peer, write_models, write_repository
 from hplm_loadtest.peers.settings import PeerSettings, System
 from hplm_loadtest.peers.systems import Limits, SystemName, Systems, open_fleet
+from hplm_loadtest.peers.whole_fleet import write_whole_fleet
 from hplm_loadtest.peers.whole_model import (
     PACKED_FROM_BATCH,
     PeerRequest,
@@ -45,6 +47,7 @@ from hplm.core.text import TextEncoder
 from hplm.engine import reference
 from hplm.engine.encode import head_logits, pool
 from hplm.engine.kernels.onednn import can_pack
+from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
@@ -53,7 +56,7 @@ from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 
 QUIET = Progress(disable=True)
-SYSTEMS: tuple[System, ...] = ("dedicated", "shared", "adapter", "onnxruntime")
+SYSTEMS: tuple[System, ...] = ("dedicated", "shared", "onnxruntime")
 MODELS, PLACES = 5, 2
 
 
@@ -84,8 +87,7 @@ class Served:
         encoded = TextEncoder(self.base.tokenizer_path, config.max_tokens).encode([text])[0]
         with torch.inference_mode():
             embedded = model.word_embeddings(torch.from_numpy(encoded.ids))
-            adapted = in_every_layer(tenant, config.upper_layers) if self.system == "adapter" else None
-            last = reference.upper(model.body, embedded, adapted)
+            last = reference.upper(model.body, embedded, None)
             seen = pool(task_named(tenant.card.task), tenant.card.pooling, last).numpy()
         found = seen @ tenant.head.weight.T + tenant.head.bias
         return reference.word_logits(found, len(tenant.card.labels), encoded.tokens)
@@ -119,7 +121,6 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         base="tiny",
         weights=str(folder / "weights"),
         budget_mb=1,
-        num_slots=4,
         dtype="float32",
     )
     models = write_repository(folder / "models", settings)
@@ -252,9 +253,7 @@ def test_a_whole_model_gives_the_same_logits_before_and_after_packing_and_after_
 def test_the_first_whole_model_in_a_place_is_packed_before_it_computes(tmp_path: Path) -> None:
     config = whole_config(tiny.config())
     write_models(tmp_path, config, tenants=2, disk_bytes=10**9, dtype=torch.float32, onnx=False, progress=QUIET)
-    settings = PeerSettings(
-        system="dedicated", store="", base="", weights="", budget_mb=1, num_slots=4, dtype="float32"
-    )
+    settings = PeerSettings(system="dedicated", store="", base="", weights="", budget_mb=1, dtype="float32")
     body = DedicatedEngine(settings, config, torch.float32, tmp_path, torch.device("cpu"))
     seen = []
     for model in ("acme", "globex"):
@@ -377,7 +376,7 @@ def test_peers_on_several_gpus_are_refused(tiny_fleet: Path, gpu: None, monkeypa
         ("hbert", {"hbert_plot": 3, "hbert_upper": 3}),
         ("hbert-fused", {"hbert": 3}),
         ("shared", {"hbert": 3}),
-        ("adapter", {"hbert": 3}),
+        ("adapter", {"hbert_plot": 3, "hbert_upper": 3}),
         ("dedicated", {"hbert": 1}),
     ],
 )
@@ -392,7 +391,7 @@ def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_except_those
 @pytest.mark.parametrize("name", ["hbert", "hbert-fused", "dedicated", "shared", "adapter"])
 def test_threads_are_processes_except_for_whole_models(tiny_fleet: Path, name: SystemName) -> None:
     Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(2, 8, 2)).prepare(name, QUIET)
-    model = "hbert_upper" if name == "hbert" else "hbert"
+    model = "hbert_upper" if name in ("hbert", "adapter") else "hbert"
     folder = tiny_fleet / "peers" / f"models-{name}" / model
     settings = json.loads((folder / "1" / "settings.json").read_text())
     wanted = (1, 2, 8) if name == "dedicated" else (2, 1, 4)
@@ -411,6 +410,21 @@ def test_every_system_starts_over_a_fleet_and_answers(tiny_fleet: Path, name: Sy
         server.wait_ready()
         with Client(server.ports.grpc_url) as client:
             assert client.predict("tenant-00003", "the red cat").label.startswith("label-")
+
+
+def test_the_adapters_of_a_fleet_stand_in_the_same_layers_of_a_whole_base(tiny_fleet: Path, tmp_path: Path) -> None:
+    fleet = open_fleet(tiny_fleet, "minilm", 12)
+    store = write_whole_fleet(tmp_path / "whole", read_repository(fleet.models), fleet.names, QUIET)
+    base = bases.load(store.base(whole_fleet.BASE))
+    assert (base.config.upper_layers, base.config.adapted_layers) == (4, 2)
+    ours, theirs = (
+        BankFile(one.bank(BANK), of.fingerprint).load("tenant-00003")
+        for one, of in ((Store(tiny_fleet / "store"), fleet.base), (store, base))
+    )
+    assert np.array_equal(ours.packed.weights, theirs.packed.weights)
+    written = store.bank(whole_fleet.BANK).stat().st_ino
+    write_whole_fleet(store.root, read_repository(fleet.models), fleet.names, QUIET)
+    assert store.bank(whole_fleet.BANK).stat().st_ino == written
 
 
 @pytest.mark.triton

@@ -35,10 +35,10 @@ class OriginalModel:
         shape = base_config(
             self.folder,
             name=config.name,
-            lower_layers=1,
+            lower_layers=0 if config.is_whole else 1,
             lower_form=config.lower_form,
             window=config.window,
-            window_layers=1,
+            window_layers=0 if config.is_whole else 1,
             max_tokens=config.max_tokens,
         )
         keys = ("architecture", "vocab_size", "hidden_size", "num_heads", "intermediate_size")
@@ -59,10 +59,10 @@ class OriginalModel:
             digest.update(name.encode() + value.cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def states_below(self, upper_layers: int) -> Featurise:
-        """Return a function that computes the model's hidden states below its last `upper_layers` layers."""
+    def states_below(self, last_layers: int) -> Featurise:
+        """Return a function that computes the model's hidden states below its last `last_layers` layers."""
         part = copy.deepcopy(self.model).to(self.device)
-        part.layers = part.layers[: len(part.layers) - upper_layers]
+        part.layers = part.layers[: len(part.layers) - last_layers]
 
         def featurise(encoded: list[EncodedText]) -> list[Tensor]:
             # Sorted, because texts of equal length go through attention together.
@@ -70,7 +70,7 @@ class OriginalModel:
             lengths = [len(encoded[i].ids) for i in order]
             ids = torch.cat([torch.from_numpy(encoded[i].ids) for i in order]).to(self.device)
             with torch.no_grad(), computing_in(*fastest_format(self.device)):
-                hidden = part(ids, lengths)[-1]
+                hidden = part(ids, lengths)[-1] if len(part.layers) else part.embed(ids, lengths)
             # Rounded to float16, as PLOT rounds its vectors.
             states = dict(zip(order, hidden.to("cpu", torch.float16).split(lengths), strict=True))
             return [states[i] for i in range(len(encoded))]

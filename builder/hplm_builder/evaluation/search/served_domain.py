@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hplm.core.settings import Quantization
-from hplm.engine.open_domain import OpenDomain, open_lineage
+from hplm.engine.open_domain import Domain, OpenDomain, open_features
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype
@@ -51,12 +51,14 @@ class ServedDomain:
     @cached_property
     def source(self) -> FeatureSource:
         name = f"{self.domain}-{self.miss}" + ("" if self.quantization == "none" else f"-{self.quantization}")
+        if self.base.config.is_whole:
+            name = "whole"
         return FeatureSource(name, lambda task, report: plot_features(self.lookup))
 
     @cached_property
-    def lookup(self) -> OpenDomain:
-        """The open tables. They are opened when features are first needed."""
-        return open_lineage(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
+    def lookup(self) -> Domain:
+        """The open domain. It is opened when features are first needed."""
+        return open_features(self.store, self.base, self.lineage, miss=self.miss, quantization=self.quantization)
 
     def adapter_variant(self, name: str, device: torch.device, **about: Any) -> Variant:
         """Return a variant of adapters over the domain, as served. `about`: what its results depend on besides `self.about`."""
@@ -65,6 +67,9 @@ class ServedDomain:
 
     def about(self, task: EvalTask | None = None) -> dict[str, Any]:
         """Return what the features depend on, in JSON values; the same for every task."""
+        if self.base.config.is_whole:
+            # Features are the tokens themselves.
+            return {"base": self.base.fingerprint}
         folders = [self.store.root / path for path in self.lineage]
         with_branch, root = domain_version.searched(folders)
         read = [(folder / "branch", tables.KIND) for folder in with_branch]

@@ -19,7 +19,7 @@ from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import LEAST_RANGE, MARGIN, Ranges, channels_apart, check_int8, widest_inner
 from hplm.engine.kernels.int8_ranges import FEED_FORWARD, measure_ranges, product_inputs
 from hplm.engine.lower_layers import load_lower
-from hplm.engine.open_domain import COMPUTED, OpenDomain
+from hplm.engine.open_domain import COMPUTED, Domain, OpenDomain
 from hplm.models.base import Base
 from hplm.models.device import CPU, choose_dtype, computing_in, in_dtype
 from hplm.reporting.benchmark_result import Goal, Report
@@ -52,7 +52,8 @@ class Int8Comparison:
     def __init__(self, served: ServedDomain, pooling: str) -> None:
         self._base: Base = served.base
         self._pooling = pooling
-        self._ranges = measure_ranges(self._base, load_lower(self._base), self._base.load_upper())
+        lower = None if self._base.config.is_whole else load_lower(self._base)
+        self._ranges = measure_ranges(self._base, lower, self._base.load_upper())
         self._plain, self._quantised = served, replace(served, quantization="int8")
         # Read both now, so that they are the same version even if another is published meanwhile.
         assert self._plain.lineage == self._quantised.lineage
@@ -118,8 +119,13 @@ class Int8Comparison:
         ]
 
 
-def computed_share(lookup: OpenDomain) -> float:
-    """Return the share of windows since the last call that no table held, and reset the counts. Repeats count again."""
+def computed_share(lookup: Domain) -> float:
+    """Return the share of windows since the last call that no table held, and reset the counts. Repeats count again.
+
+    A whole base has no windows, so the share is 0.
+    """
+    if not isinstance(lookup, OpenDomain):
+        return 0.0
     counts, total = lookup.windows_by_level, sum(lookup.windows_by_level.values())
     missed = sum(counts[level] for level in COMPUTED)
     counts.clear()

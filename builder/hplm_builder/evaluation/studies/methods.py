@@ -61,7 +61,7 @@ def method_variants(original: OriginalModel, served: ServedDomain, device: torch
     """Return all methods, ordered so that methods with the same features are neighbours."""
     base = original.base
     last = FeatureSource("original-last", lambda task, report: original.states_below(0))
-    cut = FeatureSource("original-cut", lambda task, report: original.states_below(base.config.upper_layers))
+    cut = FeatureSource("original-cut", lambda task, report: original.states_below(base.config.adapted_layers))
 
     def whole(task: EvalTask) -> dict[str, Any]:
         return {"base": base.fingerprint, "original": original.fingerprint}

@@ -16,6 +16,7 @@ from hplm.adapters.packed import widen
 from hplm.adapters.tenant import Pooling, Tenant
 from hplm.core.settings import BaseConfig, EncodeSettings
 from hplm.engine.encode import EngineRequest, count_read
+from hplm.engine.token_domain import random_features
 from hplm.models.device import choose_device, choose_dtype, computing_in, in_dtype, use_threads
 from hplm.models.layers import UpperLayers
 from hplm.reporting.benchmark_result import Report
@@ -58,9 +59,9 @@ def upper_layers(models: Path, rounds: int, num_threads: int, device_name: str) 
     with progress_bars() as progress:
         for variance in (20.0, 100.0, 400.0):
             lengths = NormalLengths(variance=variance).draw(BATCH, rng)
-            hidden = [rng.normal(size=(n, base.config.hidden_size)).astype(np.float16) for n in lengths]
+            features = [random_features(base.config, int(n), rng) for n in lengths]
             requests_by_variant = {
-                name: [EngineRequest(members[i % len(members)], states) for i, states in enumerate(hidden)]
+                name: [EngineRequest(members[i % len(members)], each) for i, each in enumerate(features)]
                 for name, members in tenants_by_variant.items()
             }
             requests = requests_by_variant["packed"]
@@ -122,7 +123,7 @@ def product_flop_of(config: BaseConfig, requests: Sequence[EngineRequest]) -> in
 
     After its attention the last layer computes only the tokens that heads read, which may be only `[CLS]`.
     """
-    lengths = [len(request.hidden) for request in requests]
+    lengths = [len(request.features) for request in requests]
     read = sum(count_read(request.tenant, length) for request, length in zip(requests, lengths, strict=True))
     into_attention = 3 * config.hidden_size**2
     behind_it = config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
@@ -131,12 +132,12 @@ def product_flop_of(config: BaseConfig, requests: Sequence[EngineRequest]) -> in
 
 
 def run_padded(upper: UpperLayers, requests: list[EngineRequest], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Compute the shared layers of a padded batch `[texts, longest, H]` with a mask, without adapters and heads."""
-    lengths = [len(request.hidden) for request in requests]
-    longest, hidden_size = max(lengths), upper.config.hidden_size
-    batch = np.zeros((len(requests), longest, hidden_size), dtype=np.float32)
+    """Compute the shared layers of a padded batch of `longest` tokens a text with a mask, without adapters and heads."""
+    lengths = [len(request.features) for request in requests]
+    longest, first = max(lengths), requests[0].features
+    batch = np.zeros((len(requests), longest, first.shape[1]), dtype=first.dtype)
     for row, request in zip(batch, requests, strict=True):
-        row[: len(request.hidden)] = request.hidden
+        row[: len(request.features)] = request.features
     mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
     bias = mask[:, None, None, :].to(device)
     shape = (len(requests), longest, upper.config.num_heads, -1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hplm.core.text import TextOrPair
 from hplm.engine.kernels.int8 import Ranges
+from hplm.engine.token_domain import token_features
 from hplm.models.base import Base
 from hplm.models.layers import UpperLayers
 from hplm.models.lower import LowerEncoder, merged_texts
@@ -55,16 +56,19 @@ LONG = 2
 SAMPLE_NGRAMS = 256
 
 
-def measure_ranges(base: Base, lower: LowerEncoder, upper: UpperLayers) -> list[Ranges]:
+def measure_ranges(base: Base, lower: LowerEncoder | None, upper: UpperLayers) -> list[Ranges]:
     """Measure the ranges of each upper layer without adapters, on the CPU: on sample texts, pairs of them and random strings.
 
-    `lower` is the base's lower encoder. All is computed in float32, even if bfloat16 is faster, so that every start measures
-    the same ranges.
+    `lower` is the base's lower encoder; None for a whole base, whose token types are all taken as 0. All is computed in
+    float32, even if bfloat16 is faster, so that every start measures the same ranges.
     """
     ids = sample_token_ids(base)
     lengths = [len(text) for text in ids]
     with torch.inference_mode():
-        merged = merged_texts(lower, np.concatenate(ids), lengths)
+        if lower is None:
+            merged = torch.from_numpy(token_features(np.concatenate(ids)))
+        else:
+            merged = merged_texts(lower, np.concatenate(ids), lengths)
     return ranges_of(upper.layers, lambda: upper(merged, lengths))
 
 

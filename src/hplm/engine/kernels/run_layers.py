@@ -39,12 +39,14 @@ class RunLayers(nn.Module):
     computes only the tokens that heads read.
 
     `weights[i]` are those of upper layer i (see `layer_weights`). `parts` are those of AdapterSlots, which fills them in place.
+    They are of as many layers as have adapters, the last ones.
     `relative` `[heads, L, L]` are a RelativeBias's scores for the longest row. Without `pack` the matrices keep their memory,
     for callers that refill it. `int8` has each layer's matrices in int8. Of `weights` then only channels computed apart are
     used.
     """
 
     packed: Final[bool]
+    first_adapted: Final[int]
     attends_at_once: Final[bool]
     is_int8: Final[bool]
     input_zero: Final[int]
@@ -102,7 +104,9 @@ class RunLayers(nn.Module):
                 for layer, half in zip(weights, halves, strict=True)
             ]
         self.weights, self.packed = pack_matrices(weights) if pack else (weights, False)
-        self.parts = [[part[layer] for part in parts] for layer in range(len(weights))]
+        adapted = parts[0].size(0)
+        self.first_adapted = len(weights) - adapted
+        self.parts = [[part[layer] for part in parts] for layer in range(adapted)]
         self.eps = eps
         self.num_heads = num_heads
         norm = weights[0][4]
@@ -159,7 +163,10 @@ class RunLayers(nn.Module):
             self._layer(layer)
 
     def _layer(self, layer: int) -> None:
-        hidden = adapt_planned(self.hidden, self.parts[layer], self.at_input)
+        is_adapted = layer >= self.first_adapted
+        hidden = self.hidden
+        if is_adapted:
+            hidden = adapt_planned(hidden, self.parts[layer - self.first_adapted], self.at_input)
         weights = self.weights[layer]
         size = hidden.size(1)
         if self.is_int8:
@@ -180,7 +187,8 @@ class RunLayers(nn.Module):
             attended = self._int8_by_token(self.int8_attention_out[layer], context).to(hidden.dtype)
         else:
             attended = self._linear(context, weights[2], weights[3])
-        attended = adapt_planned(attended, self.parts[layer], at_attention)
+        if is_adapted:
+            attended = adapt_planned(attended, self.parts[layer - self.first_adapted], at_attention)
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
         outer = self._int8_feed_forward(layer, hidden) if self.is_int8 else self._feed_forward(layer, hidden)
         self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.cli.evaluate import app
+from hplm_builder.convert.whole import make_whole_base
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.evaluation.search.budget import BUDGETS, Budget
@@ -520,3 +521,24 @@ def test_untrained_adapters_over_the_original_cut_are_the_original(bench: Place,
     with torch.no_grad(), computing_in(*fastest_format()):
         found = body(hidden, lengths).float()
     torch.testing.assert_close(found, torch.cat(last).float(), atol=0.06, rtol=0.06)
+
+
+def test_methods_over_a_whole_base_adapt_the_upper_half_of_the_original(bench: Place, tmp_path: Path) -> None:
+    shape = {"origin": "a test", "max_tokens": 40}
+    for name in ("upper", "all"):
+        whole = make_whole_base(bench.store, bench.original, name=name, adapters=name, **shape)
+        assert whole.config.adapted_layers == {"upper": 2, "all": 4}[name]
+    methods = ("dedicated", "adapter", "hbert", "plot")
+    asked = [option for method in methods for option in ("--method", method)]
+    parameters = {}
+    for name in ("upper", "all"):
+        options = ["--base", name, "--resume", str(tmp_path / name)]
+        report = report_of(bench, "methods", *with_original(bench), *asked, *options)
+        assert {row["method"] for row in report["rows"]} == set(methods)
+        parameters[name] = {
+            method: one["parameters"] for method, one in report["settings"]["trained"]["colours"].items()
+        }
+        assert parameters[name]["hbert"] == parameters[name]["adapter"]
+        # All weights of the original train but its word embeddings.
+        assert parameters[name]["hbert"] < parameters[name]["plot"] < parameters[name]["dedicated"]
+    assert parameters["upper"]["hbert"] < parameters["all"]["hbert"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hplm_builder.fleet.benchmark_repository import BANK, make_fleet, make_pool_plot
+from hplm_builder.fleet.benchmark_repository import BANK, make_benchmark_repository, make_fleet, make_pool_plot
+from hplm_loadtest.benchmarks.served_repository import read_repository
 from rich.progress import Progress
 
 from hplm.adapters.bank_file import BankFile
@@ -77,3 +78,23 @@ def test_texts_of_the_pool_always_hit_and_other_texts_are_computed(tmp_path: Pat
         assert (lookup.windows_by_level["computed"] > 0) == bool(computed)
     with pytest.raises(ConfigError, match="no unigrams to back off to"):
         open_lookup(store, base, "pool", miss="backoff")
+
+
+def test_a_whole_fleet_has_no_tables_and_is_served_by_a_whole_base(tmp_path: Path) -> None:
+    def build(**changed: bool) -> Path:
+        return make_benchmark_repository(
+            tmp_path, "minilm", "ngram-encoder", None, 3, 0, QUIET, None, "mean", 16, **changed
+        )
+
+    models = build(is_whole=True)
+    served = read_repository(models)
+    assert (served.base.config.upper_layers, served.base.config.adapted_layers) == (6, 3)
+    assert [len(tenant.packed.weights) for tenant in served.load_tenants(3)] == [3] * 3
+    assert not (tmp_path / "store" / "plots").exists()
+    assert '"IDS"' in (models / "hbert_upper" / "config.pbtxt").read_text()
+    assert len((tmp_path / "texts.txt").read_text().splitlines()) == 400
+    before = (tmp_path / "store" / "banks").stat().st_mtime_ns
+    build(is_whole=True)
+    assert (tmp_path / "store" / "banks").stat().st_mtime_ns == before
+    with pytest.raises(ConfigError, match="choose another folder"):
+        build()

@@ -357,10 +357,10 @@ def test_data_whose_features_the_memory_cannot_hold_are_refused_before_and_while
     data, encoder = colour_data(), TextEncoder(tiny_base.tokenizer_path, 40)
     features = plot_features(lookup)
     taken = sum(one.features.nbytes for part in prepare_all(data, encoder, features) for one in part)
-    Room(2 * taken).expect(data, encoder, tiny_base.config.hidden_size)
+    Room(2 * taken).expect(data, encoder, lookup.token_bytes)
     prepare_all(data, encoder, features, room=Room(taken))
     with pytest.raises(DataError, match="send fewer or shorter texts"):
-        Room(taken // 2).expect(data, encoder, tiny_base.config.hidden_size)
+        Room(taken // 2).expect(data, encoder, lookup.token_bytes)
     with pytest.raises(DataError, match="send fewer or shorter texts"):
         prepare_all(data, encoder, features, room=Room(taken - 1))
 

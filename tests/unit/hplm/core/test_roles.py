@@ -16,6 +16,7 @@ from hplm.core.roles import (
     fused_role,
     models_of,
     names,
+    of_whole_base,
     route_role,
     served_base,
     served_bases,
@@ -25,7 +26,7 @@ from hplm.errors import ConfigError
 from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.model_folder import write_model
 
-ROLES = [*base_roles(), fused_role(), *MANAGING, route_role()]
+ROLES = [*base_roles(), *map(of_whole_base, base_roles()), fused_role(), *MANAGING, route_role()]
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.template or role.name)
@@ -49,7 +50,11 @@ def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() ->
         return re.findall(r"^(?:name|max_batch_size): .+|(?<=\{ )name: .+?\](?= )", config, flags=re.MULTILINE)
 
     assert len(tensors("hbert")) == 9
-    assert tensors(fused_role().template) == tensors("hbert")
+    assert tensors(fused_role().template) == tensors("hbert_whole") == tensors("hbert")
+
+
+def test_a_fused_model_is_the_same_for_both_kinds_of_bases() -> None:
+    assert of_whole_base(fused_role()) == fused_role()
 
 
 def test_models_of_another_base_are_named_after_it() -> None:

@@ -451,9 +451,9 @@ def test_what_is_refused_before_the_queue_is_counted(
     stage = started.add(stage_of(store))
     width = base.config.hidden_size
     unknown = request_of_zeros(base, b"nobody")
-    wide = Request(replace(unknown.item, hidden=np.full((3, width + 1), 1, np.float16)), b"nobody")
+    wide = Request(replace(unknown.item, features=np.full((3, width + 1), 1, np.float16)), b"nobody")
     odd = [np.full((3, width), value, np.float16) for value in (np.nan, np.inf, -np.inf)]
-    bad = [Request(replace(unknown.item, hidden=hidden), b"t1") for hidden in odd]
+    bad = [Request(replace(unknown.item, features=hidden), b"t1") for hidden in odd]
     answers = [one.result(SOON_S) for one in submit_all(stage, [unknown, wide, *bad])]
     assert [type(answer).__name__ for answer in answers] == ["UnknownTenantError", *["HiddenStatesError"] * 4]
     assert stage.counts["unknown_tenant"] == 1

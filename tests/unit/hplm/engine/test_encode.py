@@ -22,6 +22,7 @@ from hplm.engine.kernels.adapt import AdapterPlan, adapt_planned
 from hplm.engine.kernels.onednn import can_pack, rounded
 from hplm.engine.kernels.run_layers import RunLayers
 from hplm.engine.kernels.scripted import scripted
+from hplm.engine.token_domain import random_features
 from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import has_bfloat16
@@ -35,8 +36,7 @@ def requests_of(base: Base, store: Store, lengths: list[int], seed: int = 0) -> 
     rng = np.random.default_rng(seed)
     members = [tiny.load_tenant(store, base, name) for name in sorted(tiny.TASKS)]
     return [
-        EngineRequest(members[i % len(members)], rng.normal(size=(n, base.config.hidden_size)).astype(np.float16))
-        for i, n in enumerate(lengths)
+        EngineRequest(members[i % len(members)], random_features(base.config, n, rng)) for i, n in enumerate(lengths)
     ]
 
 
@@ -45,11 +45,10 @@ def reading_cls(tenant: Tenant) -> Tenant:
 
 
 def wanted(base: Base, request: EngineRequest) -> np.ndarray:
-    return reference.logits(
-        base.load_upper(), torch.from_numpy(request.hidden.astype(np.float32)), request.tenant
-    ).numpy()
+    return reference.logits(base.load_upper(), torch.from_numpy(request.features), request.tenant).numpy()
 
 
+@tiny.BASES_OF_BOTH_KINDS
 @pytest.mark.parametrize(
     "lengths",
     [[1], [40], [7] * 8, list(range(1, 41)), [40, 1, 40, 1, 3, 3, 3], [1] * 16],
@@ -202,7 +201,7 @@ def test_the_last_layer_goes_on_with_what_heads_read_alone(
     monkeypatch.setattr(uppers, "scripted", lambda module: module)
     monkeypatch.setattr(RunLayers, "_linear_gelu", counting)
     lengths = [7, 30, 1, 30]
-    hidden = [request.hidden for request in requests_of(tiny_base, tiny_store, lengths)]
+    hidden = [request.features for request in requests_of(tiny_base, tiny_store, lengths)]
     # The adapters of alpha and beta stand at different places.
     members = [reading_cls(tiny.load_tenant(tiny_store, tiny_base, name)) for name in names]
     requests = [EngineRequest(member, states) for member, states in zip(members, hidden, strict=True)]
@@ -220,7 +219,7 @@ def test_bfloat16_stays_near_the_reference(tiny_base: Base, tiny_store: Store) -
 
 
 def test_one_text_gets_each_tenants_own_answer(tiny_base: Base, tiny_store: Store) -> None:
-    hidden = requests_of(tiny_base, tiny_store, [9])[0].hidden
+    hidden = requests_of(tiny_base, tiny_store, [9])[0].features
     members = [tiny.load_tenant(tiny_store, tiny_base, name) for name in ("alpha", "gamma")]
     logits = tiny.engine_of(tiny_base).run([EngineRequest(member, hidden) for member in members])
     assert not np.allclose(logits[0], logits[1])
@@ -231,8 +230,8 @@ def test_an_empty_adapter_is_the_identity(tiny_base: Base, tiny_store: Store) ->
     zeros = Adapter(*(np.zeros_like(array) for array in vars(member.adapter).values()))
     plain = Tenant(member.card, pack(zeros), member.head)
     request = requests_of(tiny_base, tiny_store, [11])[0]
-    got = tiny.engine_of(tiny_base, 2).run([EngineRequest(plain, request.hidden)])[0]
-    hidden = torch.from_numpy(request.hidden.astype(np.float32))
+    got = tiny.engine_of(tiny_base, 2).run([EngineRequest(plain, request.features)])[0]
+    hidden = torch.from_numpy(request.features.astype(np.float32))
     last = reference.upper(tiny_base.load_upper(), hidden, None).mean(0).numpy()
     np.testing.assert_allclose(got[0], plain.head.weight @ last + plain.head.bias, atol=2e-4, rtol=2e-4)
 

@@ -16,7 +16,7 @@ from hplm_builder.jobs.handlers import load_handlers
 from hplm_builder.tenants import tenant_job
 
 from hplm.adapters import tenant as tenants
-from hplm.engine.open_domain import OpenDomain, open_lineage
+from hplm.engine.open_domain import Domain, open_lineage
 from hplm.errors import BadManageRequestError, ConfigError, ConflictError, DataError, UnknownDomainError
 from hplm.housekeeping import garbage_collection
 from hplm.jobs.lease import JobTimings
@@ -79,13 +79,13 @@ def test_a_tenant_is_trained_over_what_it_will_be_served(
     store: Store, registry: Registry, miss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    really = tenant_job.open_lineage
+    really = tenant_job.open_features
 
-    def open_lineage(*given: Any, **options: Any) -> OpenDomain:
+    def open_features(*given: Any, **options: Any) -> Domain:
         opened.append(options["miss"])
         return really(*given, **options)
 
-    monkeypatch.setattr(tenant_job, "open_lineage", open_lineage)
+    monkeypatch.setattr(tenant_job, "open_features", open_features)
     with closing(make_service(store, miss=miss)) as service:
         job = create_tenant(service, "acme")
     work(store)
