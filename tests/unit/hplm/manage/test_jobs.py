@@ -150,7 +150,9 @@ def test_slots_that_hold_no_wide_adapter_leave_no_choice_and_a_wide_one_is_refus
 ) -> None:
     with closing(make_service(store, reduction_factor=16)) as service:
         job = create_tenant(service, "acme")
-        with pytest.raises(BadManageRequestError, match=r"slots of base .* hold no wide adapter .* --reduction-factor 4"):
+        with pytest.raises(
+            BadManageRequestError, match=r"slots of base .* hold no wide adapter .* --reduction-factor 4"
+        ):
             create_tenant(service, "wide", settings={"adapter_width": "wide"})
         with pytest.raises(BadManageRequestError, match="adapter_width must be one of 'auto', 'narrow', 'wide'"):
             create_tenant(service, "wide", settings={"adapter_width": "broad"})
