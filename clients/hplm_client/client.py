@@ -66,7 +66,8 @@ class Client:
     ConfigError if the client was made before a fork.
 
     `model` is the model of a base. By default the client calls the model for the tenants of all bases, `hplm`, if the server
-    has it, else `hbert`. The client asks for it once, at its first call.
+    has it, else `hbert`. The client asks for it at its first call, and again after the server or its model was
+    away or did not know a tenant.
 
     `timeout_s` limits each call.
 

@@ -27,7 +27,7 @@ from hplm.serving.routing.failed_call import judge
 from hplm.serving.routing.model_route import ModelRoute
 from hplm.serving.routing.route_stage import RouteStage
 from hplm.store.layout import Store
-from tests.submitting import CallbackClient, Started, never, submit
+from tests.submitting import CallbackClient, never
 from tests.unit.hplm.registry.making import publish, publish_root
 from tests.waiting import until
 
@@ -286,7 +286,11 @@ def test_a_model_that_is_exported_over_another_base_is_called_for_the_tenants_of
 
     def ask(tenant: str) -> Any:
         answer: Future[Any] = Future()
-        submit(stage, Request(RouteInput((b"text",), False), tenant.encode()), answer.set_result)
+        item = RouteInput((b"text",), False)
+        try:
+            stage.submit(Request(item, tenant.encode(), client=CallbackClient(answer.set_result)))
+        except errors.UnknownTenantError as error:
+            return error
         return answer.result(60)
 
     with closing(Registry.open(Store(tmp_path / "store"), create=True)) as registry:
@@ -294,11 +298,13 @@ def test_a_model_that_is_exported_over_another_base_is_called_for_the_tenants_of
             publish(registry, tenant, publish_root(registry, f"general-{base}", base))
     write({"b": "hbert", "d": "small"})
     stage = RouteStage(path, call)
-    with Started() as started:
-        started.add(stage)
+    stage.start()
+    try:
         assert isinstance(ask("new"), errors.UnknownTenantError)
         write({"c": "hbert"})
         until(lambda: isinstance(ask("other"), errors.UnknownTenantError))
         called.clear()
         assert [ask(tenant).labels[0] for tenant in ("old", "new")] == [b"text"] * 2
         assert called == ["hbert"] * 2
+    finally:
+        stage.stop()
