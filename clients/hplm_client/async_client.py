@@ -18,7 +18,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
-from hplm_client.model_choice import LOOK_S, ModelChoice
+from hplm_client.model_choice import LOOK_S, UNSURE, ChosenModel, ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, ClientOwnership
@@ -47,7 +47,7 @@ class AsyncClient:
         self.url = url
         self._choice = ModelChoice(model)
         # The question to the server which models it has, while it is under way.
-        self._look: asyncio.Future[str] | None = None
+        self._look: asyncio.Future[ChosenModel] | None = None
         address = split_url(url)
         self._is_grpc = address.protocol == "grpc"
         self._timeout_s = timeout_s
@@ -75,17 +75,17 @@ class AsyncClient:
         with typed_errors(self.url):
             return bool(await self._call(lambda: self._triton.is_model_ready(model, **options)))
 
-    async def _model(self, deadline_s: float | None) -> str:
+    async def _model(self, deadline_s: float | None) -> ChosenModel:
         """Return the model to call. Calls that begin before the server has said which models it has share one question."""
-        if (model := self._choice.name) is not None:
-            return model
+        if (name := self._choice.name) is not None:
+            return ChosenModel(name)
         if self._look is None:
             timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if deadline_s is None else deadline_s)
             self._look = asyncio.ensure_future(self._choose(timeout_s))
         # A caller that is cancelled must not end the other callers' question.
         return await asyncio.shield(self._look)
 
-    async def _choose(self, timeout_s: float) -> str:
+    async def _choose(self, timeout_s: float) -> ChosenModel:
         """Ask the server whether it has the model for all bases, and return the model to call."""
         options = {"client_timeout": timeout_s} if self._is_grpc else {}
         try:
@@ -94,7 +94,7 @@ class AsyncClient:
             )
         except (UnreachableError, asyncio.TimeoutError):
             # The call itself says what is wrong, and in which time.
-            return wire.MODEL
+            return UNSURE
         except ForbiddenError:
             # A server may forbid this question and still answer requests.
             return self._choice.choose(has_router=False)
@@ -128,15 +128,15 @@ class AsyncClient:
         with typed_errors(self.url):
             inputs = input_tensors(self._module, batch)
             options = {**infer_options(self._module, logits, deadline_s), **self._timeout_option}
+        model = UNSURE
         try:
             with typed_answer(self.url):
                 async with self._permits:
                     model = await self._model(deadline_s)
-                    result = await self._call(lambda: self._triton.infer(model, inputs, **options), deadline_s)
+                    result = await self._call(lambda: self._triton.infer(model.name, inputs, **options), deadline_s)
                 return predictions_from(result, batch, logits)
         except HplmError as error:
-            self._choice.failed(error)
-            raise
+            raise self._choice.failed(error, model) from error.__cause__
 
     async def close(self) -> None:
         """Close the connections. Calls under way end with UnreachableError, over gRPC after half a second."""

@@ -22,7 +22,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
-from hplm_client.model_choice import LOOK_S, ModelChoice
+from hplm_client.model_choice import LOOK_S, UNSURE, ChosenModel, ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
@@ -39,7 +39,7 @@ class _CallOptions:
 
     options: dict[str, Any]
     deadline_s: float | None
-    model: str = ""
+    model: ChosenModel = UNSURE
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class Client:
     ConfigError if the client was made before a fork.
 
     `model` is the model of a base. By default the client calls the model for the tenants of all bases, `hplm`, if the server
-    has it, else `hbert`. The client asks for it once, at its first call.
+    has it, else `hbert`. The client asks for it at its first call, and again after the server or its model was
+    away or did not know a tenant.
 
     `timeout_s` limits each call.
 
@@ -118,13 +119,15 @@ class Client:
 
     def _with_model(self, call: _CallOptions) -> _CallOptions:
         """Return the options with the model to call. The first time, ask the server whether it has the model for all bases."""
-        if (model := self._choice.name) is None:
+        if (name := self._choice.name) is not None:
+            model = ChosenModel(name)
+        else:
             timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if call.deadline_s is None else call.deadline_s)
             try:
                 has_router = self._has_ready(wire.ROUTER, timeout_s)
             except UnreachableError:
                 # The call itself says what is wrong, and in which time.
-                return replace(call, model=wire.MODEL)
+                return replace(call, model=UNSURE)
             except ForbiddenError:
                 # A server may forbid this question and still answer requests.
                 has_router = False
@@ -159,11 +162,11 @@ class Client:
         self._ownership.check_caller()
         with typed_errors(self.url):
             inputs, call = input_tensors(self._module, batch), self._call_options(logits, deadline_s)
+        call = self._with_model(call)
         try:
-            result = self._infer(self._triton, inputs, self._with_model(call))
+            result = self._infer(self._triton, inputs, call)
         except HplmError as error:
-            self._choice.failed(error)
-            raise
+            raise self._choice.failed(error, call.model) from error.__cause__
         with typed_answer(self.url):
             return predictions_from(result, batch, logits)
 
@@ -221,10 +224,10 @@ class Client:
             try:
                 return self._finish(pending.popleft(), logits)
             except HplmError as error:
-                self._choice.failed(error)
+                failed = self._choice.failed(error, call.model)
                 if raises_errors:
-                    raise
-                return error
+                    raise failed from error.__cause__
+                return failed
 
         while True:
             try:
@@ -313,7 +316,7 @@ class Client:
             outcome.put((result, error))
             self._add_grpc_calls(-1)
 
-        triton.async_infer(call.model, inputs, callback=put, **call.options)
+        triton.async_infer(call.model.name, inputs, callback=put, **call.options)
         self._add_grpc_calls(1)
         return outcome
 
@@ -324,7 +327,7 @@ class Client:
             self._time_limit(call.deadline_s),
         ):
             if not self._is_grpc:
-                return triton.infer(call.model, inputs, **call.options)
+                return triton.infer(call.model.name, inputs, **call.options)
             if call.deadline_s is not None:
                 result, error = self._start_grpc(triton, inputs, call).get()
                 if error is not None:
@@ -332,7 +335,7 @@ class Client:
                 return result
             self._add_grpc_calls(1)
             try:
-                return triton.infer(call.model, inputs, **call.options)
+                return triton.infer(call.model.name, inputs, **call.options)
             finally:
                 self._add_grpc_calls(-1)
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hplm.core import wire
-from hplm.errors import HplmError, UnreachableError
+from hplm.errors import HplmError, UnknownTenantError, UnreachableError
 
 # The most seconds in which a server says whether it has the model for all bases. If it does not say so in time, the next call
 # asks again.
 LOOK_S = 1.0
+
+
+class ChosenModel(NamedTuple):
+    """The model of a call. `is_sure`: the server has said that it is the right one, so an unknown tenant does not exist."""
+
+    name: str
+    is_sure: bool = True
+
+
+# The server has not said which models it has, or its model for all bases is away for a moment.
+UNSURE = ChosenModel(wire.MODEL, is_sure=False)
 
 
 class ModelChoice:
@@ -16,6 +29,7 @@ class ModelChoice:
     def __init__(self, model: str | None) -> None:
         """`model`: the name that the user gave, None for none."""
         self._is_fixed = model is not None
+        self._has_seen_router = False
         self.name = model
 
     @property
@@ -23,12 +37,31 @@ class ModelChoice:
         """The models that may be called; if one of them is ready, the client can call the server."""
         return (self.name,) if self._is_fixed and self.name is not None else (wire.MODEL, wire.ROUTER)
 
-    def choose(self, *, has_router: bool) -> str:
-        """Remember and return the model to call. `has_router`: the model for all bases is ready on the server."""
-        self.name = wire.ROUTER if has_router else wire.MODEL
-        return self.name
+    def choose(self, *, has_router: bool) -> ChosenModel:
+        """Return the model to call, and remember it. `has_router`: the model for all bases is ready on the server.
 
-    def failed(self, error: HplmError) -> None:
-        """Note that a call has failed. If the server or its model is gone, the next call asks for models again."""
-        if isinstance(error, UnreachableError) and not self._is_fixed:
+        If that model was there before, it is being loaded again, so the next call asks again.
+        """
+        if not has_router and self._has_seen_router:
+            return UNSURE
+        self._has_seen_router = has_router
+        self.name = wire.ROUTER if has_router else wire.MODEL
+        return ChosenModel(self.name)
+
+    def failed(self, error: HplmError, model: ChosenModel) -> HplmError:
+        """Return the error of a call of `model` for the caller, and note it: the next call may have to ask for models again.
+
+        It asks again if the server or its model is gone, and if the model of one base does not know the tenant, because the
+        model for all bases may have come since.
+        """
+        if self._is_fixed:
+            return error
+        is_unknown = isinstance(error, UnknownTenantError) and model.name != wire.ROUTER
+        if is_unknown or isinstance(error, UnreachableError):
             self.name = None
+        if is_unknown and not model.is_sure:
+            return UnreachableError(
+                f"the model {wire.ROUTER}, for the tenants of all bases, does not answer, and {model.name} does not have this "
+                "tenant; try again"
+            )
+        return error

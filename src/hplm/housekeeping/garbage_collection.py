@@ -33,8 +33,10 @@ UNBEGUN_UPLOAD_S = 1_800.0  # age at which an upload without its first chunk exp
 UNFINISHED_UPLOAD_S = 6 * 3_600.0  # age at which an unfinished upload expires: its size is reserved
 # Seconds after the end of its lease at which a local job counts as killed, whatever the clock did.
 LOST_LOCAL_JOB_S = 3_600.0
-# Paths under which another artifact may be published later. The path of a version of a domain or tenant is used once.
+# Paths under which another artifact may be built and published later. The path of a version of a domain or tenant is used once.
 PUBLISHED_AGAIN = ("banks/", "bases/", "plots/")
+# Of these, the paths that are registered only when the first tenant or domain stands on the artifact, maybe hours later.
+REGISTERED_LATE = ("bases/", "plots/")
 JOB_S = 30 * 86_400.0  # seconds that the record of a job stays after the job's end
 
 
@@ -104,7 +106,13 @@ def collect(
         is_new = path in by_path and not is_unchanged(store, by_path[path])
         # If such a path was published again after the plan was made, its files must stay.
         is_published = path.startswith(PUBLISHED_AGAIN) and path not in registry.collectable(now_s - grace_s)
-        if not is_new and not is_published and try_remove(path, "retired"):
+        # A base that was built again under the name of a deleted base is not the retired base.
+        is_rebuilt = (
+            path in by_path
+            and path.startswith(REGISTERED_LATE)
+            and by_path[path].changed_s > registry.last_retired_s(path)
+        )
+        if not (is_new or is_published or is_rebuilt) and try_remove(path, "retired"):
             crash_point("collect.removed")
             registry.forget(path)
             crash_point("collect.forgotten")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sqlalchemy import and_, delete, func, select, update
 
 from hplm.registry.database import RegistryPart
@@ -74,6 +76,15 @@ class Retention(RegistryPart):
                 *connection.scalars(select(bases.c.path).where(bases.c.retired_s.is_(None))),
             }
             return [path for path in paths if path not in in_use]
+
+    def last_retired_s(self, path: str) -> float:
+        """Return when the newest base or domain version at a path was retired; infinity if none was."""
+        with self._database.reading() as connection:
+            times = [
+                connection.scalar(select(func.max(table.c.retired_s)).where(table.c.path == path))
+                for table in (bases, domain_versions)
+            ]
+        return max((time_s for time_s in times if time_s is not None), default=math.inf)
 
     def forget(self, path: str) -> None:
         """Delete the rows of retired versions whose files at `path` are gone. A parent's row stays as long as its child's.

@@ -40,7 +40,8 @@ STOP_S = 5.0
 class RouteStage:
     """Routes texts by tenant to the models of several bases. It loads no torch.
 
-    A base that is added to the settings file, or taken out of it, is served or refused within two seconds. Other settings
+    A base that is added to the settings file, or taken out of it, is served or refused within two seconds. If a model gets
+    another base, it is called for the tenants of both, because nobody here knows when it is loaded again. Other settings
     count from the start. Raises RegistryError or ConfigError on construction.
     """
 
@@ -87,7 +88,7 @@ class RouteStage:
     @property
     def waiting(self) -> int:
         """The number of texts that wait for a call."""
-        return sum(route.waiting for route in self._routes.values())
+        return sum(route.waiting for route in set(self._routes.values()))
 
     @property
     def tenants(self) -> int:
@@ -171,10 +172,12 @@ class RouteStage:
             log_rate_limited(f"the bases stay as they are: {error}")
             return
         self._stamp = stamp
-        before = self._routes
-        kept = {base: route for base, route in before.items() if models.get(base) == route.name}
-        self._routes = kept | {base: self._route(model) for base, model in models.items() if base not in kept}
-        self._leaving += [route for base, route in before.items() if base not in kept]
+        before, named = self._routes, set(models.values())
+        # A model that an export gives another base serves its first base until it is loaded again, so it is called for both.
+        kept = {base: route for base, route in before.items() if route.name in named}
+        by_name = {route.name: route for route in kept.values()}
+        self._routes = kept | {base: by_name.get(model) or self._route(model) for base, model in models.items()}
+        self._leaving += set(before.values()) - set(self._routes.values())
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

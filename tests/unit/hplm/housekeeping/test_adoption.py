@@ -128,7 +128,7 @@ def test_each_base_of_an_adopted_tenant_is_at_its_newest_version(store: Store, r
 def test_a_deleted_base_that_is_put_back_is_adopted_with_its_root(store: Store, registry: Registry, base: str) -> None:
     put_plot(store, "general-c", put(store, "bases/c", "base", name="c").fingerprint)
     garbage_collection.adopt(store, registry, NOW_S)
-    registry.delete_base("c", NOW_S)
+    registry.delete_base("c", time.time() + 1)
     later_s = time.time() + 1_000
     removed = {finding.where for finding in garbage_collection.collect(store, registry, later_s).removed}
     assert removed == {"bases/c", "plots/general-c"}

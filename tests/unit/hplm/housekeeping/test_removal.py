@@ -27,7 +27,7 @@ from hplm.registry.registry import Registry
 from hplm.store import domain_version
 from hplm.store.layout import Store
 from tests.unit.hplm.housekeeping.stores import NOTHING, found, paths, publish
-from tests.unit.hplm.registry.making import NOW_S, publish_root, put_bank, put_domain, put_tenant
+from tests.unit.hplm.registry.making import NOW_S, publish_root, put, put_bank, put_domain, put_plot, put_tenant
 
 GRACE_S = 120.0
 NOTHING_TO_REMOVE = Removal((), ())
@@ -323,3 +323,16 @@ def test_a_leftover_that_grows_deep_within_is_not_old(store: Store, registry: Re
     assert garbage_collection.collect(store, registry, time.time() + 1000).removed == ()
     removed = garbage_collection.collect(store, registry, ahead_s + 1000).removed
     assert removed == (Finding(f"domains/b/law/{partial.name}", "left over"),)
+
+
+def test_a_base_that_is_built_again_under_a_deleted_bases_name_stays(store: Store, registry: Registry) -> None:
+    put_plot(store, "again", put(store, "bases/c", "base", name="c").fingerprint)
+    put(store, "bases/gone", "base", name="gone")
+    garbage_collection.adopt(store, registry, NOW_S)
+    for base in ("c", "gone"):
+        registry.delete_base(base, time.time())
+    time.sleep(0.05)  # more than a tick of the clock of file systems
+    put_plot(store, "again", put(store, "bases/c", "base", name="c").fingerprint)
+    removed = garbage_collection.collect(store, registry, time.time() + 10 * GRACE_S).removed
+    # Nothing stands on the new base yet, so only its files say that it is not the deleted base.
+    assert [finding.where for finding in removed] == ["bases/gone"]

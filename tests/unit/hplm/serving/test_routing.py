@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 from hplm import errors
 from hplm.core import wire
 from hplm.core.wire import LabelledSpan
+from hplm.registry.registry import Registry
 from hplm.scheduling.gathering import GatherLimits
 from hplm.serving.counts import Counts
 from hplm.serving.multi_text import fill_up, labelled
@@ -21,7 +25,10 @@ from hplm.serving.request import Request
 from hplm.serving.routing.call_tensors import RouteAnswer, RouteInput, call_answers, call_inputs, response_outputs
 from hplm.serving.routing.failed_call import judge
 from hplm.serving.routing.model_route import ModelRoute
+from hplm.serving.routing.route_stage import RouteStage
+from hplm.store.layout import Store
 from tests.submitting import CallbackClient, never
+from tests.unit.hplm.registry.making import publish, publish_root
 from tests.waiting import until
 
 SPANS = [
@@ -265,3 +272,39 @@ def test_a_closed_route_refuses_what_waits_and_answers_what_is_under_way(routes:
         route.submit(b"later")
     route.free.set()
     assert label(first) == "first"
+
+
+def test_a_model_that_is_exported_over_another_base_is_called_for_the_tenants_of_both(tmp_path: Path) -> None:
+    path, called = tmp_path / "settings.json", list[str]()
+
+    def write(models: dict[str, str]) -> None:
+        path.write_text(json.dumps({"store": "store", "models": models}))
+
+    def call(model: str, inputs: Mapping[str, npt.NDArray[Any]], *options: Any) -> Mapping[str, npt.NDArray[Any]]:
+        called.append(model)
+        return echo([row[0] for row in inputs[wire.TEXT].tolist()])
+
+    def ask(tenant: str) -> Any:
+        answer: Future[Any] = Future()
+        item = RouteInput((b"text",), False)
+        try:
+            stage.submit(Request(item, tenant.encode(), client=CallbackClient(answer.set_result)))
+        except errors.UnknownTenantError as error:
+            return error
+        return answer.result(60)
+
+    with closing(Registry.open(Store(tmp_path / "store"), create=True)) as registry:
+        for tenant, base in (("old", "b"), ("new", "c"), ("other", "d")):
+            publish(registry, tenant, publish_root(registry, f"general-{base}", base))
+    write({"b": "hbert", "d": "small"})
+    stage = RouteStage(path, call)
+    stage.start()
+    try:
+        assert isinstance(ask("new"), errors.UnknownTenantError)
+        write({"c": "hbert"})
+        until(lambda: isinstance(ask("other"), errors.UnknownTenantError))
+        called.clear()
+        assert [ask(tenant).labels[0] for tenant in ("old", "new")] == [b"text"] * 2
+        assert called == ["hbert"] * 2
+    finally:
+        stage.stop()
