@@ -567,7 +567,7 @@ def export_models(
     With --fused, hbert alone takes the place of the first three.
 
     Earlier models of this name are replaced, with their settings unless --keep-settings is given. With --name the models of
-    a further base are written beside those of other bases, and a running `hplm serve` loads them. Examples:
+    a further base are written beside those of other bases, and a running `hplm serve` loads a new name. Examples:
 
       hplm build export --base mpnet --plot general-mpnet --name mpnet
 
@@ -585,7 +585,8 @@ def export_models(
     """
     keep: frozenset[str] = frozenset()
     roles.check_model_name(name)
-    others = [base.name for base in roles.served_bases(models) if base.name != name]
+    there = {served.name for served in roles.served_bases(models)}
+    others = there - {name}
     if manager is None:
         manager = has_manager(models) if keep_settings or others else True
     if keep_settings:
@@ -613,7 +614,9 @@ def export_models(
         route=route,
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
-    if others:
+    if name in there:
+        print(f"a running server keeps the models of {name} that it has loaded: start it again")
+    elif others:
         # Not every server over this repository is an `hplm serve`.
         loaded = ", ".join(roles.names(roles.served_base(models, name).roles))
         print(
