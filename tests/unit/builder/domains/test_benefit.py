@@ -15,9 +15,9 @@ from hplm_builder.domains import domain_build
 from hplm_builder.domains.benefit import LEAST_EXAMPLES, DevExamples, DevSet, compare_answers
 from hplm_builder.domains.verdict import Verdict
 
-from hplm.engine.lower_layers import SHARED, load_lower
+from hplm.engine.lower_layers import load_lower
 from hplm.errors import DataError, JobCancelledError
-from hplm.models.base import Base
+from hplm.models.base import WORDS, Base
 from hplm.models.lower import LowerEncoder
 from hplm.store.layout import Store
 
@@ -76,7 +76,7 @@ def publish(store: Store, base: Base, name: str, change: Callable[[LowerEncoder]
 def blind(lower: LowerEncoder) -> None:
     """Let an encoder give the same vector for every n-gram."""
     for name, parameter in lower.named_parameters():
-        if name != SHARED:
+        if name != WORDS:
             parameter.zero_()
 
 

@@ -45,7 +45,7 @@ from hplm.errors import (
     WrongBaseError,
 )
 from hplm.models import base as bases
-from hplm.models.base import Base
+from hplm.models.base import WORDS, Base
 from hplm.models.lower import LowerEncoder
 from hplm.plot import table
 from hplm.registry.registry import Registry
@@ -105,7 +105,7 @@ def perturbed(base: Base, seed: int) -> LowerEncoder:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in lower.named_parameters():
-            if name != lowers.SHARED:
+            if name != WORDS:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return lower
 
