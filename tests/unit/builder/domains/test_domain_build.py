@@ -45,7 +45,7 @@ from hplm.errors import (
     WrongBaseError,
 )
 from hplm.models import base as bases
-from hplm.models.base import WORDS, Base
+from hplm.models.base import LOWER, WORDS, Base
 from hplm.models.lower import LowerEncoder
 from hplm.plot import table
 from hplm.registry.registry import Registry
@@ -587,7 +587,7 @@ def test_an_estimate_says_what_it_would_cost_and_writes_nothing(
     assert plan["rows"] == len(table.load(real / "branch", fingerprint=base.fingerprint).keys)
     written = sum((real / path).stat().st_size for path in ("branch/keys.u64", "branch/values.f16"))
     header = 4096  # bytes of a safetensors file's header
-    assert 0 <= written + (real / "lower" / lowers.WEIGHTS).stat().st_size - plan["bytes"] < header
+    assert 0 <= written + (real / "lower" / LOWER).stat().st_size - plan["bytes"] < header
     # By that clock 128 tokens take a tenth of a second. So do the n-grams of the sample, which is the whole branch.
     assert plan["estimated_s"] == pytest.approx(0.1 * (30 * 128 + 5 * 128 / 3) / 128, rel=0.5)
 
@@ -601,7 +601,7 @@ def test_lower_layers_of_another_base_or_damaged_or_missing_ones_are_refused(
     with pytest.raises(MissingArtifactError):
         open_lineage(store, base, [tmp_path, ROOT])
     lowers.save(tmp_path / "lower", base, load_lower(base), {})
-    tiny.flip_last_byte(tmp_path / "lower" / lowers.WEIGHTS)
+    tiny.flip_last_byte(tmp_path / "lower" / LOWER)
     with pytest.raises(CorruptArtifactError, match="checksum"):
         lowers.load(tmp_path / "lower", base)
 
