@@ -49,10 +49,10 @@ class ModelChoice:
         return ChosenModel(self.name)
 
     def failed(self, error: HplmError, model: ChosenModel) -> HplmError:
-        """Return the error of a call of `model` for the caller, and note it: the next call may have to ask for models again.
+        """Return the error of a call of `model` for the caller. Note whether the next call has to ask for models again.
 
-        It asks again if the server or its model is gone, and if the model of one base does not know the tenant, because the
-        model for all bases may have come since.
+        The next call asks again if the server or its model is gone. It also asks if the model of one base does not know the
+        tenant, because by now the server may have the model for all bases.
         """
         if self._is_fixed:
             return error

@@ -93,8 +93,8 @@ def export(
     process of each of two stages. Without `manager`, the models that create and update tenants are left out. If there are
     other bases, an earlier manager's limits are kept.
 
-    The model that routes each request to its tenant's base is written if there are other bases, if `route`, and if it was
-    there before, whose limits are kept.
+    The model that routes each request to its tenant's base is written beside other bases, with `route`, or if the repository
+    had it. Its earlier limits are kept.
 
     The function itself sets `store` and `registry` in all settings, and what the manager's settings say about the bases. The
     path of the store is relative to the settings' folder, so that store and models can be moved together.

@@ -1,4 +1,4 @@
-"""What becomes of the texts of a call that has failed: some get the error, the others are sent once more."""
+"""Decides about the texts of a failed call: some get the error, the others are sent once more."""
 
 from __future__ import annotations
 

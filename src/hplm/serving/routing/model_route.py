@@ -27,7 +27,7 @@ CallModel = Callable[[Mapping[str, npt.NDArray[Any]], Sequence[str], float | Non
 RouteRequest = Request[RouteInput, RouteAnswer]
 # The client of a text that has waited for this long is asked whether it has gone. Asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
-# The most clients that one sweep asks.
+# At most this many clients are asked in a sweep.
 SWEPT_AT_ONCE = 8
 STOPPING = "the server is shutting down"
 LATE = "the deadline cannot be met; it was not computed"
