@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ("hplm.errors", "hplm.core", "hplm.runtime")
-STORED = (*PLAIN, "hplm.store", "hplm.registry")
+STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.registry")
 DATA = (*STORED, "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
 COMPUTING = (*DATA, "hplm.models", "hplm.engine")
 NO_TORCH = ("torch", "tritonclient", "triton_python_backend_utils")
@@ -21,6 +21,7 @@ NO_TRITON = ("tritonclient", "triton_python_backend_utils")
 RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/core": (("hplm.errors",), NO_TORCH),
     "src/hplm/runtime": (("hplm.errors",), NO_TORCH),
+    "src/hplm/cascade": (PLAIN, NO_TORCH),
     "src/hplm/reporting": (("hplm.errors", "hplm.core"), NO_TORCH),
     "src/hplm/store": (PLAIN, NO_TORCH),
     "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
