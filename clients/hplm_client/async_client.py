@@ -8,7 +8,6 @@ from typing import Any
 
 from tritonclient.utils import InferenceServerException
 
-from hplm.core import wire
 from hplm.errors import ConfigError, ForbiddenError, HplmError, UnreachableError
 from hplm_client.infer_tensors import (
     Request,
@@ -18,7 +17,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
-from hplm_client.model_choice import LOOK_S, UNSURE, ChosenModel, ModelChoice
+from hplm_client.model_choice import FOR_ALL_BASES, LOOK_S, UNSURE, ChosenModel, ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, ClientOwnership
@@ -85,19 +84,24 @@ class AsyncClient:
         # A caller that is cancelled must not end the other callers' question.
         return await asyncio.shield(self._look)
 
+    async def _first_ready(self, options: Mapping[str, Any]) -> str | None:
+        """Return the first model for all bases that is ready, None if there is none."""
+        for name in FOR_ALL_BASES:
+            if await self._has_ready(name, options):
+                return name
+        return None
+
     async def _choose(self, timeout_s: float) -> ChosenModel:
-        """Ask the server whether it has the model for all bases, and return the model to call."""
+        """Ask the server whether it has a model for all bases, and return the model to call."""
         options = {"client_timeout": timeout_s} if self._is_grpc else {}
         try:
-            return self._choice.choose(
-                has_router=await asyncio.wait_for(self._has_ready(wire.ROUTER, options), timeout_s)
-            )
+            return self._choice.choose(await asyncio.wait_for(self._first_ready(options), timeout_s))
         except (UnreachableError, asyncio.TimeoutError):
             # The call itself says what is wrong, and in which time.
             return UNSURE
         except ForbiddenError:
             # A server may forbid this question and still answer requests.
-            return self._choice.choose(has_router=False)
+            return self._choice.choose(None)
         finally:
             self._look = None
 
@@ -127,12 +131,14 @@ class AsyncClient:
         self._check_caller()
         with typed_errors(self.url):
             inputs = input_tensors(self._module, batch)
-            options = {**infer_options(self._module, logits, deadline_s), **self._timeout_option}
+            # Made here too, because a wrong deadline is refused before the server is asked.
+            infer_options(self._module, logits, deadline_s, UNSURE.name)
         model = UNSURE
         try:
             with typed_answer(self.url):
                 async with self._permits:
                     model = await self._model(deadline_s)
+                    options = {**infer_options(self._module, logits, deadline_s, model.name), **self._timeout_option}
                     result = await self._call(lambda: self._triton.infer(model.name, inputs, **options), deadline_s)
                 return predictions_from(result, batch, logits)
         except HplmError as error:

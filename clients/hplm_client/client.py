@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Literal, overload
 from weakref import finalize
 
-from hplm.core import wire
 from hplm.errors import ConfigError, ForbiddenError, HplmError, UnreachableError
 from hplm_client.infer_tensors import (
     Request,
@@ -22,7 +21,7 @@ from hplm_client.infer_tensors import (
     parse_requests,
     predictions_from,
 )
-from hplm_client.model_choice import LOOK_S, UNSURE, ChosenModel, ModelChoice
+from hplm_client.model_choice import FOR_ALL_BASES, LOOK_S, UNSURE, ChosenModel, ModelChoice
 from hplm_client.prediction import Prediction
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
@@ -35,9 +34,10 @@ from hplm_client.transport.time_limits import CLOSE_GRACE_S, DEFAULT_TIMEOUT_S, 
 
 @dataclass(frozen=True)
 class _CallOptions:
-    """The options of tritonclient's infer calls, the deadline that they hold as Triton's `timeout`, and the model to call."""
+    """The options of tritonclient's infer calls, and what they are made of: logits, the deadline, and the model to call."""
 
     options: dict[str, Any]
+    logits: bool
     deadline_s: float | None
     model: ChosenModel = UNSURE
 
@@ -65,8 +65,8 @@ class Client:
     Over HTTP use one client in one thread. Calls raise the errors of `hplm.errors`: UnreachableError if no server answers,
     ConfigError if the client was made before a fork.
 
-    `model` is the model of a base. By default the client calls the model for the tenants of all bases, `hplm`, if the server
-    has it, else `hbert`. The client asks for it at its first call, and again after the server or its model was
+    `model` is the model of a base. By default the client calls a model for the tenants of all bases: `cascade` if the server
+    has it, else `hplm`, else `hbert`. The client asks for them at its first call, and again after the server or its model was
     away or did not know a tenant.
 
     `timeout_s` limits each call.
@@ -118,21 +118,21 @@ class Client:
             return bool(self._triton.is_model_ready(model, **options))
 
     def _with_model(self, call: _CallOptions) -> _CallOptions:
-        """Return the options with the model to call. The first time, ask the server whether it has the model for all bases."""
+        """Return the options with the model to call. The first time, ask the server whether it has a model for all bases."""
         if (name := self._choice.name) is not None:
             model = ChosenModel(name)
         else:
             timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if call.deadline_s is None else call.deadline_s)
             try:
-                has_router = self._has_ready(wire.ROUTER, timeout_s)
+                ready = next((name for name in FOR_ALL_BASES if self._has_ready(name, timeout_s)), None)
             except UnreachableError:
                 # The call itself says what is wrong, and in which time.
                 return replace(call, model=UNSURE)
             except ForbiddenError:
                 # A server may forbid this question and still answer requests.
-                has_router = False
-            model = self._choice.choose(has_router=has_router)
-        return replace(call, model=model)
+                ready = None
+            model = self._choice.choose(ready)
+        return self._call_options(call.logits, call.deadline_s, model)
 
     def predict(
         self,
@@ -294,8 +294,9 @@ class Client:
         """End a call over HTTP at `timeout_s` or soon after its deadline. For gRPC, `GrpcOutcome` and gRPC itself do this."""
         return nullcontext() if self._is_grpc else time_limit(self._timeout_s, deadline_s)
 
-    def _call_options(self, logits: bool, deadline_s: float | None) -> _CallOptions:
-        return _CallOptions({**infer_options(self._module, logits, deadline_s), **self._timeout_option}, deadline_s)
+    def _call_options(self, logits: bool, deadline_s: float | None, model: ChosenModel = UNSURE) -> _CallOptions:
+        options = infer_options(self._module, logits, deadline_s, model.name)
+        return _CallOptions({**options, **self._timeout_option}, logits, deadline_s, model)
 
     def _start(self, inputs: list[Any], call: _CallOptions) -> Any:
         """Start a call. Return an object whose `get` waits for the result and the error, one of them None."""

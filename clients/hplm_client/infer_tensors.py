@@ -77,9 +77,10 @@ def _encode(name: str, values: list[str]) -> list[bytes]:
         ) from None
 
 
-def infer_options(module: Any, logits: bool, deadline_s: float | None) -> dict[str, Any]:
-    """Return the options of tritonclient's infer calls: the outputs to ask for, and the deadline as Triton's `timeout`."""
+def infer_options(module: Any, logits: bool, deadline_s: float | None, model: str) -> dict[str, Any]:
+    """Return the options of tritonclient's infer calls of `model`: the outputs, and the deadline as Triton's `timeout`."""
     names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
+    names += [wire.LEVEL, wire.CONFIDENCE, wire.LATE] if model == wire.CASCADE else []
     timeout = {} if deadline_s is None else {"timeout": deadline_us(deadline_s)}
     return {"outputs": [module.InferRequestedOutput(name) for name in names], **timeout}
 
@@ -99,6 +100,7 @@ def predictions_from(result: Any, requests: Sequence[TenantTextPair], logits: bo
         result.as_numpy(name) for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED)
     )
     filled_logits = result.as_numpy(wire.LOGITS) if logits else None
+    cascade = _cascade_fields(result, len(requests))
     if filled_logits is not None and not filled_logits.size:
         raise BadInputError("the logits of these texts are too large for one answer: send fewer texts at a time")
     return [
@@ -109,9 +111,31 @@ def predictions_from(result: Any, requests: Sequence[TenantTextPair], logits: bo
             bool(truncated[i, 0]),
             None if filled_logits is None else _without_filler(filled_logits[i]),
             pair,
+            **cascade[i],
         )
         for i, (tenant, text, pair) in enumerate(requests)
     ]
+
+
+def _cascade_fields(result: Any, count: int) -> list[dict[str, Any]]:
+    """Return what the model `cascade` says of each of `count` texts; other models say nothing of it."""
+    levels = result.as_numpy(wire.LEVEL)
+    if levels is None:
+        return [{}] * count
+    confidences, late = result.as_numpy(wire.CONFIDENCE), result.as_numpy(wire.LATE)
+    return [
+        {
+            "level": _text(level),
+            "confidence": None if np.isnan(confidence) else float(confidence),
+            "late": bool(is_late),
+        }
+        for (level,), (confidence,), (is_late,) in zip(levels, confidences, late, strict=True)
+    ]
+
+
+def _text(value: str | bytes) -> str:
+    """Return a BYTES element as text. It is a str if a server answers in JSON without Triton's binary data."""
+    return value if isinstance(value, str) else value.decode()
 
 
 def _without_filler(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -124,8 +148,7 @@ def _without_filler(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 def _spans(labels: Any, scores: Any, spans: Any) -> tuple[LabelledSpan, ...]:
     """Return one text's spans without the filler, whose spans start below 0."""
     return tuple(
-        # Labels are str instead of bytes if a server answers in JSON without Triton's binary data.
-        LabelledSpan(label if isinstance(label, str) else label.decode(), float(score), int(start), int(end))
+        LabelledSpan(_text(label), float(score), int(start), int(end))
         for label, score, (start, end) in zip(labels, scores, spans, strict=True)
         if start >= 0
     )

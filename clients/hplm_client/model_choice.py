@@ -1,4 +1,4 @@
-"""The model that a client calls: the one that its user named, else the model for all bases if the server has it."""
+"""The model that a client calls: the one that its user named, else a model for all bases if the server has one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 from hplm.core import wire
 from hplm.errors import HplmError, UnknownTenantError, UnreachableError
 
-# The most seconds in which a server says whether it has the model for all bases. If it does not say so in time, the next call
+# The most seconds in which a server says whether it has a model for all bases. If it does not say so in time, the next call
 # asks again.
 LOOK_S = 1.0
+# The models for all bases, the preferred one first: `cascade` answers each tenant as `hplm` does, or by the tenant's cascade.
+FOR_ALL_BASES = (wire.CASCADE, wire.ROUTER)
 
 
 class ChosenModel(NamedTuple):
@@ -19,7 +21,7 @@ class ChosenModel(NamedTuple):
     is_sure: bool = True
 
 
-# The server has not said which models it has, or its model for all bases is away for a moment.
+# The server has not said which models it has, or the model for all bases that it had is away for a moment.
 UNSURE = ChosenModel(wire.MODEL, is_sure=False)
 
 
@@ -29,39 +31,44 @@ class ModelChoice:
     def __init__(self, model: str | None) -> None:
         """`model`: the name that the user gave, None for none."""
         self._is_fixed = model is not None
-        self._has_seen_router = False
+        self._best_seen: str | None = None
         self.name = model
 
     @property
     def candidates(self) -> tuple[str, ...]:
         """The models that may be called; if one of them is ready, the client can call the server."""
-        return (self.name,) if self._is_fixed and self.name is not None else (wire.MODEL, wire.ROUTER)
+        return (self.name,) if self._is_fixed and self.name is not None else (wire.MODEL, *reversed(FOR_ALL_BASES))
 
-    def choose(self, *, has_router: bool) -> ChosenModel:
-        """Return the model to call, and remember it. `has_router`: the model for all bases is ready on the server.
+    def choose(self, ready: str | None) -> ChosenModel:
+        """Return the model to call, and remember it. `ready`: the first of FOR_ALL_BASES that is ready on the server, or None.
 
-        If that model was there before, it is being loaded again, so the next call asks again.
+        If the server had a better model before, that model is being loaded again, so the next call asks again.
         """
-        if not has_router and self._has_seen_router:
-            return UNSURE
-        self._has_seen_router = has_router
-        self.name = wire.ROUTER if has_router else wire.MODEL
+        if self._best_seen is not None and (ready is None or _rank(ready) > _rank(self._best_seen)):
+            # Meanwhile another model for all bases knows every tenant.
+            return UNSURE if ready is None else ChosenModel(ready)
+        self._best_seen = ready
+        self.name = ready or wire.MODEL
         return ChosenModel(self.name)
 
     def failed(self, error: HplmError, model: ChosenModel) -> HplmError:
         """Return the error of a call of `model` for the caller. Note whether the next call has to ask for models again.
 
         The next call asks again if the server or its model is gone. It also asks if the model of one base does not know the
-        tenant, because by now the server may have the model for all bases.
+        tenant, because by now the server may have a model for all bases.
         """
         if self._is_fixed:
             return error
-        is_unknown = isinstance(error, UnknownTenantError) and model.name != wire.ROUTER
+        is_unknown = isinstance(error, UnknownTenantError) and model.name not in FOR_ALL_BASES
         if is_unknown or isinstance(error, UnreachableError):
             self.name = None
         if is_unknown and not model.is_sure:
             return UnreachableError(
-                f"the model {wire.ROUTER}, for the tenants of all bases, does not answer, and {model.name} does not have this "
-                "tenant; try again"
+                f"the model {self._best_seen or wire.ROUTER}, for the tenants of all bases, does not answer, and {model.name} "
+                "does not have this tenant; try again"
             )
         return error
+
+
+def _rank(model: str) -> int:
+    return FOR_ALL_BASES.index(model)

@@ -16,6 +16,10 @@ class Prediction:
     """A tenant's answer: one span for a classification or regression, one per entity for a tagging.
 
     Spans of a pair are characters of `text + " " + pair`. `logits` are `[1, labels]`, or `[tokens, labels]` of a tagging.
+
+    The model `cascade` tells more, for which other models have None. `level` is the base that answered last. `confidence` is
+    the calibrated probability that the answer is right, None for a tenant without a cascade. `late` says that a larger base
+    should have answered too, and could not in time or at all.
     """
 
     tenant: str
@@ -25,6 +29,9 @@ class Prediction:
     # Left out of comparisons, because arrays have no single truth value and no hash.
     logits: npt.NDArray[np.float32] | None = field(default=None, compare=False)
     pair: str | None = None
+    level: str | None = None
+    confidence: float | None = None
+    late: bool | None = None
 
     @property
     def label(self) -> str | None:
@@ -37,7 +44,8 @@ class Prediction:
         return self.spans[0].score if self.spans else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the answer for JSON, without logits."""
+        """Return the answer for JSON, without logits. What only the model `cascade` tells is there if that model answered."""
+        told = {"level": self.level, "confidence": self.confidence, "late": self.late}
         return {
             "tenant": self.tenant,
             "text": self.text,
@@ -46,4 +54,5 @@ class Prediction:
             "score": self.score,
             "spans": [vars(span) for span in self.spans],
             "truncated": self.truncated,
+            **({} if self.level is None else told),
         }

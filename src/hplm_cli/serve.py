@@ -143,9 +143,9 @@ def serve(
             return
         beside = log if is_plain(log) else models  # not in /dev
         jobs = start_worker(models, wanted=worker, log=beside.with_name("worker.log"))
-        # The model that routes answers every tenant.
-        is_routed = (models / roles.ROUTE_NAME).is_dir()
-        of_tenant = {t.card.name: roles.ROUTE_NAME if is_routed else t.model for t in shown}
+        # A model that calls the models of bases answers every tenant; the last one does so by a tenant's cascade too.
+        calling = [name for name in roles.CALLING if (models / name).is_dir()]
+        of_tenant = {t.card.name: calling[-1] if calling else t.model for t in shown}
         _explain(console, ports, predictions, more, of_tenant)
         while not watch.is_over():
             for message in (*stubs.look(), *changes.look()):
@@ -285,7 +285,7 @@ def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], m
     )
     # JSON strings are Python strings, and double quotes need no escape inside the shell's single quotes.
     arguments = ", ".join(json.dumps(value) for value in (tenant, *texts))
-    is_usual = model in (wire.MODEL, roles.ROUTE_NAME)
+    is_usual = model in (wire.MODEL, *roles.CALLING)
     server = json.dumps(ports.grpc_url) if is_usual else f"{json.dumps(ports.grpc_url)}, model={json.dumps(model)}"
     code = f"from hplm_client import Client; print(Client({server}).predict({arguments}).label)"
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]

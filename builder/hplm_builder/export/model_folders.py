@@ -21,8 +21,10 @@ from hplm.core.roles import (
     Role,
     ServedBase,
     base_roles,
+    cascade_role,
     check_model_name,
     fused_role,
+    level_model,
     name_order,
     names,
     of_whole_base,
@@ -93,8 +95,8 @@ def export(
     process of each of two stages. Without `manager`, the models that create and update tenants are left out. If there are
     other bases, an earlier manager's limits are kept.
 
-    The model that routes each request to its tenant's base is written beside other bases, with `route`, or if the repository
-    had it. Its earlier limits are kept.
+    The models that call the models of bases are written beside other bases, with `route`, or if the repository had them. They
+    are the model that routes each request to its tenant's base, and the model for cascades. Their earlier limits are kept.
 
     The function itself sets `store` and `registry` in all settings, and what the manager's settings say about the bases. The
     path of the store is relative to the settings' folder, so that store and models can be moved together.
@@ -159,7 +161,8 @@ def export(
         models |= dict.fromkeys(MANAGING, (None, manager))
     if others or route or (target / ROUTE_NAME).is_dir():
         served = {base.base: base.name for base in others} | {plot.base: name}
-        models[route_role()] = (None, _routing(target, served))
+        levels = _levels(others) | {plot.base: level_model(name, fused=fused)}
+        models |= {role: (None, settings) for role, settings in _calling(target, served, levels).items()}
     with artifact.replacing(target) as partial:
         _copy_models(others, partial)
         for role, (count, settings) in models.items():
@@ -184,8 +187,10 @@ def delete_base(target: Path, name: str) -> None:
             manager = _of_bases(earlier, {base.name: (base.base, _managed(base, earlier)) for base in kept})
             for role in MANAGING:
                 write_model(partial, role, asdict(manager))
-        if (target / ROUTE_NAME).is_dir():
-            write_model(partial, route_role(), asdict(_routing(target, {base.base: base.name for base in kept})))
+        served = {base.base: base.name for base in kept}
+        for role, settings in _calling(target, served, _levels(kept)).items():
+            if (target / role.name).is_dir():
+                write_model(partial, role, asdict(settings))
 
 
 def check_deletable(target: Path, name: str) -> None:
@@ -198,11 +203,24 @@ def check_deletable(target: Path, name: str) -> None:
         )
 
 
-def _routing(target: Path, served: Mapping[str, str]) -> RouteSettings:
-    """Return the settings of the model that routes to the models of bases; its limits stay as they were in `target`."""
-    if not (target / ROUTE_NAME).is_dir():
-        return RouteSettings("", dict(served))
-    return replace(load_settings(RouteSettings, settings_path(target, route_role())), models=dict(served))
+def _levels(bases: Sequence[ServedBase]) -> dict[str, str]:
+    """Return the model of each base that decides whether a text is re-routed."""
+    return {base.base: level_model(base.name, fused=base.form == "fused") for base in bases}
+
+
+def _calling(target: Path, served: Mapping[str, str], levels: Mapping[str, str]) -> dict[Role, RouteSettings]:
+    """Return the settings of the models that call the models of bases; their limits stay as they were in `target`."""
+    bases: dict[Role, dict[str, Any]] = {
+        route_role(): {"models": dict(served)},
+        cascade_role(): {"models": dict(served), "levels": dict(levels)},
+    }
+    made: dict[Role, RouteSettings] = {}
+    for role, values in bases.items():
+        assert role.settings is not None
+        is_there = (target / role.name).is_dir()
+        earlier = load_settings(role.settings, settings_path(target, role)) if is_there else None
+        made[role] = role.settings(store="", **values) if earlier is None else replace(earlier, **values)
+    return made
 
 
 def _copy_models(bases: Sequence[ServedBase], target: Path) -> None:

@@ -44,7 +44,7 @@ def predict(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model of a base to call. Default: hplm, for the tenants of all bases, if it is there, else hbert."
+            help="Model of a base to call. Default: cascade or hplm, for the tenants of all bases, if one is there, else hbert."
         ),
     ] = None,
     deadline_s: Annotated[
@@ -159,5 +159,8 @@ def _prediction_lines(prediction: Prediction) -> Iterator[str]:
         is_whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(whole_text.rstrip())
         words = "" if is_whole else f"  {whole_text[span.start : span.end]!r}"
         yield f"  {span.label}  {span.score:.3f}{words}"
+    if prediction.confidence is not None:
+        late = ", because a larger base could not answer in time" if prediction.late else ""
+        yield f"  (answered by {prediction.level}, confidence {prediction.confidence:.3f}{late})"
     if prediction.truncated:
         yield "  (the text was longer than the model reads and was cut)"

@@ -22,6 +22,7 @@ def stream_predictions(
     """
     call = client._call_options(False, deadline_s)
     client._check_server_is_live()
+    call = client._with_model(call)
     permits = threading.Semaphore(client._concurrency)
     # Inputs under way. An exception ends the queue, and so does None, after the last input.
     pending: SimpleQueue[tuple[PredictInput, PendingPrediction] | BaseException | None] = SimpleQueue()

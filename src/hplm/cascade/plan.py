@@ -13,6 +13,8 @@ from hplm.errors import ConfigError
 
 # What happens to a text that should go to the next level and cannot be answered there in time, or at all.
 OnLate = Literal["answer", "refuse"]
+# The key of `CascadePlan.dev_confidence` in `about`.
+DEV_CONFIDENCE = "dev_confidence"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,15 @@ class CascadePlan:
         for place, level in enumerate(self.levels, 1):
             if len(level.weights) != place or abs(sum(level.weights) - 1) > 1e-6:
                 raise ConfigError(f"level {place} needs {place} weights whose sum is 1, got {level.weights}")
+
+    @property
+    def dev_confidence(self) -> float | None:
+        """The mean calibrated confidence of the first level on dev examples, from `about`; None if it was not kept.
+
+        The confidences of served texts are compared with it, to see whether they drift.
+        """
+        value = self.about.get(DEV_CONFIDENCE)
+        return None if value is None else float(value)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan in JSON values, as the registry keeps it."""

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from hplm.core.names import check_name_of
 from hplm.core.settings import (
+    CascadeSettings,
     EncodeSettings,
     FusedSettings,
     LookupSettings,
@@ -53,6 +54,7 @@ class BaseRoles(NamedTuple):
 # The name by which clients call a base if the export names none.
 DEFAULT_NAME = "hbert"
 LOOK_UP_SUFFIX, ENCODE_SUFFIX = "_plot", "_upper"
+DISPATCH_SUFFIX = "_dispatch"
 
 
 def base_roles(name: str = DEFAULT_NAME) -> BaseRoles:
@@ -73,14 +75,28 @@ MANAGER_WATCH = Role("manager_watch", "manager", ManagerSettings)
 MANAGING = (MANAGER, MANAGER_WATCH)
 # The model that routes a request to the base of its tenant.
 ROUTE_NAME = "hplm"
+# The model that does the same, and answers a tenant with a plan by several bases.
+CASCADE_NAME = "cascade"
+# The models that call the models of bases. They are loaded last and unloaded first.
+CALLING = (ROUTE_NAME, CASCADE_NAME)
 # Names of models that a repository has once, for all bases.
-RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, ROUTE_NAME})
+RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, *CALLING})
 _STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX})")
 
 
 def route_role() -> Role:
     """Return the model that routes a request to the base of its tenant."""
     return Role(ROUTE_NAME, "route", RouteSettings)
+
+
+def cascade_role() -> Role:
+    """Return the model that answers a request by the levels of its tenant."""
+    return Role(CASCADE_NAME, "cascade", CascadeSettings)
+
+
+def level_model(name: str, *, fused: bool) -> str:
+    """Return the model of a base, called by `name`, that decides whether a text of a cascade is re-routed."""
+    return name if fused else f"{name}{DISPATCH_SUFFIX}"
 
 
 def of_whole_base(role: Role) -> Role:
@@ -204,11 +220,11 @@ def load_serving_settings(models: Path, name: str | None = None) -> ServingSetti
 def models_of(repository: Path) -> tuple[str, ...]:
     """Return the models of a repository of hplm, in the order to load them."""
     serving = [role.name for base in served_bases(repository) for role in base.roles]
-    return (*serving, *(name for name in (*names(MANAGING), ROUTE_NAME) if (repository / name).is_dir()))
+    return (*serving, *(name for name in (*names(MANAGING), *CALLING) if (repository / name).is_dir()))
 
 
 def unload_order(models: Collection[str]) -> tuple[set[str], set[str], set[str]]:
     """Return loaded models in three groups. A model may call models of later groups, so it is unloaded before them."""
-    routing = {ROUTE_NAME}.intersection(models)
+    calling = set(CALLING).intersection(models)
     stages = {name for name in models if _STAGE.fullmatch(name)}
-    return routing, set(models) - routing - stages, stages
+    return calling, set(models) - calling - stages, stages

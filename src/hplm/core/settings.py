@@ -324,6 +324,24 @@ class RouteSettings:
         _within(self, "calls", 1, 64)
 
 
+@dataclass(frozen=True)
+class CascadeSettings(RouteSettings):
+    """Settings of the `cascade` backend: those of `route`, and `levels`.
+
+    `levels` has the name of the model of each base that decides whether a text is re-routed.
+    """
+
+    levels: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        are_names = all(isinstance(model, str) and model for model in self.levels.values())
+        if not are_names or self.levels.keys() != self.models.keys():
+            raise ConfigError(
+                f"levels: the name of a model for each base of models was expected, got {self.levels!r:.200}"
+            )
+
+
 def _positive(settings: object, *keys: str) -> None:
     for key in keys:
         if not (value := getattr(settings, key)) > 0:

@@ -9,6 +9,7 @@ from hplm.core import roles
 
 MODEL = roles.DEFAULT_NAME  # the model of the first base
 ROUTER = roles.ROUTE_NAME  # takes and gives the same tensors, for the tenants of every base
+CASCADE = roles.CASCADE_NAME  # does as ROUTER, and answers tenants with a plan by several levels
 
 # The ensemble's inputs and outputs for each text of a request. `hplm.serving.multi_text` packs several texts in one tensor.
 TEXT = "TEXT"  # BYTES [1], UTF-8; [2] for a tenant that was trained on pairs
@@ -21,6 +22,18 @@ LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], if requested
 # Fills the logits of several texts up to the largest. It is the least float32, which no head computes: JSON has it, unlike
 # NaN, and a softmax gives it 0.
 LOGITS_FILLER = -(2.0 - 2.0**-23) * 2.0**127
+
+# Tensors of a level of a cascade, for each text.
+DISPATCH = "DISPATCH"  # FP32 [5]: `hplm.cascade.dispatch.DispatchInput`
+CONFIDENCE = (
+    "CONFIDENCE"  # FP32 [1]: the calibrated probability that the answer is right; NaN from `cascade` without a plan
+)
+# INT32 [1]: of a level, 1 if the next level shall answer the text; of the model `cascade`, how often the text was re-routed.
+ROUTE = "ROUTE"
+IMPORTANCE = "IMPORTANCE"  # FP32 [words, 3]: `hplm.cascade.pruning.prune`
+# Further outputs of the model `cascade`.
+LEVEL = "LEVEL"  # BYTES [1]: the base of the last level that has answered the text
+LATE = "LATE"  # BOOL [1]: the next level should have answered too, and could not in time or at all
 
 # The only label of a regression.
 REGRESSION_LABEL = "score"

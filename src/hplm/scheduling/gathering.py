@@ -29,13 +29,13 @@ class GatherLimits:
 class GatheredText:
     """A text or pair that waits for a call. Times are of one clock; `due_s` is infinite without a deadline.
 
-    Texts of one call have the same `form`: the number of texts and the outputs that they ask for. A text that `is_alone` has
-    a call of its own.
+    Texts of one call have the same `form`: the number of texts, and the inputs and outputs of the call. A text that `is_alone`
+    has a call of its own.
     """
 
     id: int
     tenant: str
-    form: tuple[int, bool]
+    form: tuple[int, ...]
     size_bytes: int
     arrived_s: float
     due_s: float

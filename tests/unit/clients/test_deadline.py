@@ -32,8 +32,8 @@ def test_a_deadline_out_of_range_is_refused(bad: float) -> None:
 
 
 def test_no_deadline_sends_no_option() -> None:
-    assert "timeout" not in infer_options(tritonclient.http, False, None)
-    assert infer_options(tritonclient.http, False, 0.25)["timeout"] == 250_000
+    assert "timeout" not in infer_options(tritonclient.http, False, None, "hbert")
+    assert infer_options(tritonclient.http, False, 0.25, "hbert")["timeout"] == 250_000
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hplm.cascade.dispatch import DispatchInput
 from hplm.core import wire
 from hplm.serving.multi_text import fill_up
 
@@ -15,15 +16,28 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 
 class RouteInput(NamedTuple):
-    """A text or pair as bytes, and whether its client asked for logits."""
+    """A text or pair as bytes, whether logits are wanted, and how a level of a cascade decides on the text."""
 
     texts: tuple[bytes, ...]
     with_logits: bool
+    dispatch: DispatchInput | None = None
 
     @property
-    def form(self) -> tuple[int, bool]:
+    def form(self) -> tuple[int, bool, bool]:
         """Texts with the same form fit in one call."""
-        return len(self.texts), self.with_logits
+        return len(self.texts), self.with_logits, self.dispatch is not None
+
+
+class Dispatched(NamedTuple):
+    """What a level of a cascade decided on a text: whether the next level shall answer it, and the calibrated confidence.
+
+    `importance` `[words, 3]` is as in `hplm.cascade.pruning.prune`; it has no words unless the text is re-routed and
+    importances were wanted.
+    """
+
+    is_rerouted: bool
+    confidence: float
+    importance: npt.NDArray[np.float32]
 
 
 class RouteAnswer(NamedTuple):
@@ -34,21 +48,30 @@ class RouteAnswer(NamedTuple):
     spans: npt.NDArray[Any]
     truncated: npt.NDArray[Any]
     logits: npt.NDArray[Any] | None
+    dispatched: Dispatched | None = None
 
 
-def output_names(with_logits: bool) -> list[str]:
-    """Return the outputs that a call asks for."""
-    return [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if with_logits else [])]
+def output_names(item: RouteInput) -> list[str]:
+    """Return the outputs that a call with texts of this form asks for."""
+    logits = [wire.LOGITS] if item.with_logits else []
+    dispatched = [] if item.dispatch is None else [wire.ROUTE, wire.CONFIDENCE, wire.IMPORTANCE]
+    return [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *logits, *dispatched]
 
 
 def call_inputs(texts: Sequence[tuple[RouteInput, bytes]]) -> dict[str, npt.NDArray[Any]]:
-    """Return TEXT `[n, 1]` (of pairs `[n, 2]`) and TENANT `[n, 1]` of texts of one form with their tenants."""
+    """Return TEXT `[n, 1]` (of pairs `[n, 2]`) and TENANT `[n, 1]` of texts of one form with their tenants.
+
+    For a level of a cascade there is also DISPATCH.
+    """
     text = np.empty((len(texts), len(texts[0][0].texts)), dtype=np.object_)
     tenant = np.empty((len(texts), 1), dtype=np.object_)
     for index, (item, name) in enumerate(texts):
         text[index, :] = item.texts
         tenant[index, 0] = name
-    return {wire.TEXT: text, wire.TENANT: tenant}
+    inputs = {wire.TEXT: text, wire.TENANT: tenant}
+    if texts[0][0].dispatch is not None:
+        inputs[wire.DISPATCH] = np.stack([item.dispatch.to_array() for item, _ in texts if item.dispatch is not None])
+    return inputs
 
 
 def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
@@ -58,8 +81,10 @@ def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
     """
     labels, scores, spans, truncated = (outputs[name] for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED))
     logits = outputs.get(wire.LOGITS)
+    dispatched = _dispatched(outputs) if wire.ROUTE in outputs else [None] * len(spans)
     if len(spans) == 1:
-        return [RouteAnswer(labels[0], scores[0], spans[0], truncated[0], None if logits is None else logits[0])]
+        own_logits = None if logits is None else logits[0]
+        return [RouteAnswer(labels[0], scores[0], spans[0], truncated[0], own_logits, dispatched[0])]
     if logits is not None and not logits.size:
         return None
     counts = (spans[:, :, 0] >= 0).sum(axis=1).tolist()
@@ -70,6 +95,7 @@ def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
             spans[i, :count],
             truncated[i],
             None if logits is None else _without_filler(logits[i]),
+            dispatched[i],
         )
         for i, count in enumerate(counts)
     ]
@@ -77,7 +103,7 @@ def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
 
 def response_outputs(answers: Sequence[RouteAnswer]) -> dict[str, npt.NDArray[Any]]:
     """Return the outputs of a request's texts, as a base's model gives them for the same texts."""
-    labels, scores, spans, truncated, logits = zip(*answers, strict=True)
+    labels, scores, spans, truncated, logits, _ = zip(*answers, strict=True)
     outputs = {
         wire.LABEL: fill_up(labels, b""),
         wire.SCORE: fill_up(scores, 0),
@@ -87,6 +113,17 @@ def response_outputs(answers: Sequence[RouteAnswer]) -> dict[str, npt.NDArray[An
     if logits[0] is not None:
         outputs[wire.LOGITS] = fill_up(logits, wire.LOGITS_FILLER)
     return outputs
+
+
+def _dispatched(outputs: Tensors) -> list[Dispatched | None]:
+    importance = outputs[wire.IMPORTANCE]
+    return [
+        # The filler of importances has negative characters. A copy, because a view would keep the words of all texts.
+        Dispatched(bool(route), float(confidence), words[words[:, 0] >= 0].copy())
+        for (route,), (confidence,), words in zip(
+            outputs[wire.ROUTE], outputs[wire.CONFIDENCE], importance, strict=True
+        )
+    ]
 
 
 def _without_filler(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

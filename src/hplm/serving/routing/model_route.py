@@ -198,7 +198,7 @@ class ModelRoute:
         # A deadline that passes now is for the model to refuse.
         left_s = None if due_s == math.inf else max(1e-6, due_s - self._clock())
         inputs = call_inputs([(entry.request.item, entry.request.tenant) for _, entry in texts])
-        return call_answers(self._call(inputs, output_names(texts[0][0].form[1]), left_s))
+        return call_answers(self._call(inputs, output_names(texts[0][1].request.item), left_s))
 
     def _sort_out(self, texts: Sequence[tuple[GatheredText, _Entry]], error: HplmError) -> None:
         """Refuse the texts that the error of a call is about, and queue the others once more; after that each alone."""

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
-from hplm.core.roles import ROUTE_NAME, names, served_bases, unload_order
+from hplm.core.roles import CALLING, names, served_bases, unload_order
 from hplm.errors import StartError
 from hplm.triton.workarounds.dead_stubs import stubs_of
 from hplm.triton.workarounds.running_server import RunningServer, ask_triton
@@ -62,7 +62,7 @@ class BaseChanges:
         self._repository, self._server, self._stubs = repository, server, stubs
         self._is_over, self._clock = is_over, clock
         self._next_look_s = clock() + LOOK_EVERY_S
-        # The loaded models by group, with their files as they were loaded. A group is a base, or the model that routes.
+        # The loaded models by group, with their files as they were loaded. A group is a base, or a model that calls bases.
         self._loaded = {
             name: (models, self._files(models))
             for name, models in self._groups().items()
@@ -93,7 +93,7 @@ class BaseChanges:
         # An export that cannot swap folders in one step leaves none for a moment.
         if not (there := self._groups()):
             return []
-        # The model that routes was loaded last, and goes first.
+        # The models that call bases were loaded last, and go first.
         for name, (models, _) in reversed(self._loaded.items()):
             if name not in there:
                 self._begin_unload(name, models)
@@ -105,9 +105,9 @@ class BaseChanges:
         return [message for name, models in there.items() if (message := self._changed(name, models))]
 
     def _groups(self) -> dict[str, tuple[str, ...]]:
-        """Return the models of each base in loading order, and after the bases the model that routes between them."""
+        """Return the models of each base in loading order, and after the bases the models that call them."""
         groups = {base.name: names(base.roles) for base in served_bases(self._repository)}
-        return groups | ({ROUTE_NAME: (ROUTE_NAME,)} if (self._repository / ROUTE_NAME).is_dir() else {})
+        return groups | {name: (name,) for name in CALLING if (self._repository / name).is_dir()}
 
     def _files(self, models: Collection[str]) -> Files:
         files = {}
@@ -127,8 +127,8 @@ class BaseChanges:
     def _changed(self, name: str, models: Collection[str]) -> str:
         """Return a message about a loaded group whose files have changed, once for each change."""
         now = self._files(models)
-        # The model that routes reads its settings again by itself.
-        if name == ROUTE_NAME or name not in self._loaded or self._told.get(name, self._loaded[name][1]) == now:
+        # The models that call bases read their settings again by themselves.
+        if name in CALLING or name not in self._loaded or self._told.get(name, self._loaded[name][1]) == now:
             return ""
         self._told[name] = now
         return f"the files of model {name} have changed: they are used when `hplm serve` starts again"

@@ -351,14 +351,21 @@ def test_a_base_that_is_deleted_leaves_the_others_and_the_manager_forgets_it(tmp
     models = make_two(tmp_path)
     before = files_of(models, "hbert")
     delete_base(models, "mpnet")
-    # Clients may call the model that routes, so it stays.
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING), route_role().name}
+    # Clients may call the models that call bases, so they stay.
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING), *CALLING}
     assert files_of(models, "hbert") == before
     manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert list(manager.managed) == ["small"]
     assert (models / "manager" / "1" / manager.store).resolve() == tmp_path / "store"
     with pytest.raises(ConfigError, match="'hbert' is the default base"):
         delete_base(models, "hbert")
+
+
+def levels_of(models: Path) -> dict[str, str]:
+    """Return the model of each base that the model `cascade` of a repository calls as a level."""
+    settings = load_settings(CascadeSettings, settings_path(models, cascade_role()))
+    assert settings.models == served_by_route(models)
+    return settings.levels
 
 
 def served_by_route(models: Path) -> dict[str, str] | None:
@@ -374,12 +381,16 @@ def test_two_bases_have_a_model_that_routes_to_both_and_its_limits_stay(tmp_path
     assert served_by_route(models) is None
     export(store, models, replace(PLOT, base="c"), replace(UPPER, base="c"), name="other")
     assert served_by_route(models) == {"b": "hbert", "c": "other"}
+    assert levels_of(models) == {"b": "hbert_dispatch", "c": "other_dispatch"}
     path = settings_path(models, route_role())
     assert (path.parent / load_settings(RouteSettings, path).store).resolve() == tmp_path / "store"
     path.write_text(json.dumps({**json.loads(path.read_text()), "calls": 3}))
     export(store, models, PLOT, UPPER)
     assert load_settings(RouteSettings, path).calls == 3
+    export(store, models, replace(PLOT, base="c"), replace(UPPER, base="c"), name="other", fused=True)
+    assert levels_of(models) == {"b": "hbert_dispatch", "c": "other"}
     delete_base(models, "other")
+    assert levels_of(models) == {"b": "hbert_dispatch"}
     assert served_by_route(models) == {"b": "hbert"}
     export(store, models, PLOT, UPPER)
     assert served_by_route(models) == {"b": "hbert"}

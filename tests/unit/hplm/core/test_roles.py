@@ -12,6 +12,7 @@ from hplm.core.roles import (
     MANAGING,
     Role,
     base_roles,
+    cascade_role,
     check_model_name,
     fused_role,
     models_of,
@@ -26,7 +27,7 @@ from hplm.errors import ConfigError
 from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.model_folder import write_model
 
-ROLES = [*base_roles(), *map(of_whole_base, base_roles()), fused_role(), *MANAGING, route_role()]
+ROLES = [*base_roles(), *map(of_whole_base, base_roles()), fused_role(), *MANAGING, route_role(), cascade_role()]
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.template or role.name)
@@ -95,11 +96,11 @@ def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings
 
 
 def test_a_model_is_unloaded_before_those_that_it_calls() -> None:
-    models = ("hbert_plot", "hbert_upper", "hbert", "late", "manager", "hplm")
-    assert unload_order(models) == ({"hplm"}, {"hbert", "late", "manager"}, {"hbert_plot", "hbert_upper"})
+    models = ("hbert_plot", "hbert_upper", "hbert", "late", "manager", "hplm", "cascade")
+    assert unload_order(models) == ({"hplm", "cascade"}, {"hbert", "late", "manager"}, {"hbert_plot", "hbert_upper"})
 
 
-@pytest.mark.parametrize("name", ["manager", "hplm", "mpnet_plot", "mpnet_upper", "Large", "a/b", ""])
+@pytest.mark.parametrize("name", ["manager", "hplm", "cascade", "mpnet_plot", "mpnet_upper", "Large", "a/b", ""])
 def test_a_name_of_another_model_or_none_at_all_names_no_base(name: str) -> None:
     with pytest.raises(ConfigError, match="--name: "):
         check_model_name(name)
