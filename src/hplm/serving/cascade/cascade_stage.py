@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +20,7 @@ from hplm.serving.cascade.deadline_timer import DeadlineTimer
 from hplm.serving.cascade.journey import CascadeRequest, Equipment, Journey, LevelClient
 from hplm.serving.cascade.recent_times import RecentTimes
 from hplm.serving.counts import Counts
+from hplm.serving.request import Request
 from hplm.serving.routing.call_tensors import RouteAnswer
 from hplm.serving.routing.model_route import ModelRoute
 from hplm.serving.routing.routing_stage import CallNamedModel, RoutingStage
@@ -76,7 +76,7 @@ class CascadeStage(RoutingStage[CascadeSettings]):
                 # A tenant of a base that this server does not serve does not exist here.
                 raise UnknownTenantError(f"there is no tenant {name!r}")
             client = _PlainClient(request, tenant.base, self.finish)
-            route.submit(replace(request.with_item(request.item), client=client), name)
+            route.submit(Request(request.item, request.tenant, request.deadline_s, request.arrived_s, client), name)
             return
         Journey(request, name, plan, routes, partial(self._labels_of, tenant), self._shared).begin()
 
@@ -122,5 +122,5 @@ class _PlainClient(LevelClient):
 
     def reply(self, answer: RouteAnswer | HplmError, *, is_last: bool = True) -> None:
         """Send the answer on. A score that is not calibrated is no confidence, so there is none."""
-        is_error = isinstance(answer, HplmError)
-        self._finish(self._request, answer if is_error else CascadeAnswer(answer, self._base, math.nan, 0, False))
+        result = answer if isinstance(answer, HplmError) else CascadeAnswer(answer, self._base, math.nan, 0, False)
+        self._finish(self._request, result)

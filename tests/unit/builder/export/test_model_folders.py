@@ -16,8 +16,10 @@ from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, delete_base, ex
 from hplm_builder.fleet.demo import PLOT as PLOT_NAME
 
 from hplm.core.roles import (
+    CALLING,
     MANAGING,
     base_roles,
+    cascade_role,
     load_serving_settings,
     names,
     route_role,
@@ -26,6 +28,7 @@ from hplm.core.roles import (
     settings_path,
 )
 from hplm.core.settings import (
+    CascadeSettings,
     EncodeSettings,
     FusedSettings,
     LookupSettings,
