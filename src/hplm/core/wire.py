@@ -23,16 +23,18 @@ LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], if requested
 # NaN, and a softmax gives it 0.
 LOGITS_FILLER = -(2.0 - 2.0**-23) * 2.0**127
 
-# Tensors of a level of a cascade, for each text.
-DISPATCH = "DISPATCH"  # FP32 [5]: `hplm.cascade.dispatch.DispatchInput`
-CONFIDENCE = (
-    "CONFIDENCE"  # FP32 [1]: the calibrated probability that the answer is right; NaN from `cascade` without a plan
+# How a level of a cascade decides on a text, and what it has decided: tensors of NAME_dispatch and of a fused NAME.
+DISPATCH = (
+    "DISPATCH"  # FP32 [5]: temperature, cut-off, slope, draw, 1 if importances are wanted; see `hplm.cascade.dispatch`
 )
-# INT32 [1]: of a level, 1 if the next level shall answer the text; of the model `cascade`, how often the text was re-routed.
-ROUTE = "ROUTE"
-IMPORTANCE = "IMPORTANCE"  # FP32 [words, 3]: `hplm.cascade.pruning.prune`
-# Further outputs of the model `cascade`.
-LEVEL = "LEVEL"  # BYTES [1]: the base of the last level that has answered the text
+ROUTE = "ROUTE"  # INT32 [1]: 1 for a text that should go to the next level, otherwise 0
+CONFIDENCE = "CONFIDENCE"  # FP32 [1]: the calibrated probability that the answer is right
+# FP32 [words, 3]: first character, end, and importance of each word, a multiple of the mean over the text's tokens. There are
+# no words unless the text is re-routed and importances are wanted. Rows of -1 fill several texts up to the largest.
+IMPORTANCE = "IMPORTANCE"
+# The model `cascade` has further outputs. Its CONFIDENCE is NaN for a tenant without a plan. Its ROUTE is the number of
+# further levels that have answered the text.
+LEVEL = "LEVEL"  # BYTES [1]: the base that answered last
 LATE = "LATE"  # BOOL [1]: the next level should have answered too, and could not in time or at all
 
 # The only label of a regression.
