@@ -412,7 +412,8 @@ def _published_number(connection: Connection, job: Job | Row[Any]) -> int | None
         query = select(v.number).join(domains).where(domains.c.base == base, domains.c.name == name)
     else:
         return None
-    return connection.scalar(query.where(v.retired_s.is_(None), v.about["job"].as_string() == job.id))
+    mine = query.where(v.retired_s.is_(None), v.about["job"].as_string() == job.id)
+    return connection.scalar(mine.order_by(v.number.desc()).limit(1))
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:

@@ -24,7 +24,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/cascade": (PLAIN, NO_TORCH),
     "src/hplm/reporting": (("hplm.errors", "hplm.core"), NO_TORCH),
     "src/hplm/store": (PLAIN, NO_TORCH),
-    "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
+    "src/hplm/registry": ((*PLAIN, "hplm.cascade", "hplm.store"), NO_TORCH),
     "src/hplm/housekeeping": (STORED, NO_TORCH),
     "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/adapters": ((*STORED, "hplm.tasks"), NO_TORCH),
