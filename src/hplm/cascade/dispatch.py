@@ -72,8 +72,9 @@ class DispatchInput:
     ) -> DispatchInput:
         """Return the input for a level of a cascade; `is_last`: the level answers whatever its confidence is."""
         cut_off = NEVER if is_last else dispatch.cut_off
-        numbers = np.array((dispatch.temperature, cut_off, dispatch.slope, draw), np.float32).tolist()
-        return cls(*numbers, wants_importance)
+        given = (dispatch.temperature, cut_off, dispatch.slope, draw)
+        temperature, cut_off, slope, draw = np.array(given, np.float32).tolist()
+        return cls(temperature, cut_off, slope, draw, wants_importance)
 
     @classmethod
     def from_array(cls, values: npt.NDArray[np.float32]) -> DispatchInput:
