@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from hplm.core.wire import LabelledSpan
 from hplm.errors import DataError
 from hplm.tasks.examples import Examples, LabelledText, Parts, number_in, quoted
-from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokenise, Tokens, softmax, whole_text
+from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokenise, Tokens, log_softmax, softmax, whole_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +27,7 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     metric: ClassVar[str] = "accuracy"
+    has_confidence: ClassVar[bool] = True
 
     def decode(
         self, outputs: Logits, labels: Sequence[str], tokens: Tokens, transitions: Logits | None = None
@@ -31,6 +35,27 @@ class Classification(Task):
         probabilities = softmax(outputs[0])
         best = int(probabilities.argmax())
         return [whole_text(labels[best], float(probabilities[best]), tokens)], outputs
+
+    def confidence(
+        self,
+        outputs: Logits,
+        labels: Sequence[str],
+        tokens: Tokens,
+        transitions: Logits | None = None,
+        temperature: float = 1.0,
+    ) -> float:
+        return float(np.exp(log_softmax(outputs[0], temperature).max()))
+
+    def log_likelihood(
+        self,
+        outputs: Logits,
+        labels: Sequence[str],
+        tokens: Tokens,
+        targets: npt.NDArray[np.int64],
+        transitions: Logits | None = None,
+        temperature: float = 1.0,
+    ) -> float:
+        return float(log_softmax(outputs[0], temperature)[targets[0]])
 
     def is_meant_by(self, train: Examples) -> bool:
         return train[0].label is not None

@@ -81,6 +81,31 @@ def marginals_in_logarithms(emissions: Scores, moves: Logits) -> Probabilities:
     return np.exp(both - _log_sum(both, 1)[:, None])
 
 
+def path_log_probability(
+    emissions: Scores,
+    labels: tuple[str, ...],
+    transitions: Logits | None,
+    path: Sequence[int],
+    temperature: float = 1.0,
+) -> float:
+    """Return the logarithm of the probability of a sequence of tags among all sequences.
+
+    `temperature` divides `emissions` `[words, labels]` and `transitions` `[1 + labels, labels]`. Transitions that no answer
+    makes stay forbidden at every temperature.
+    """
+    each = emissions.astype(np.float64) / temperature
+    moves = forbidden_transitions(labels).astype(np.float64)
+    if transitions is not None:
+        moves = moves + transitions / temperature
+    tags = np.asarray(path)
+    score = each[np.arange(len(tags)), tags].sum() + moves[np.concatenate([[0], 1 + tags[:-1]]), tags].sum()
+    total = moves[0] + each[0]
+    for emission in each[1:]:
+        total = _log_sum(total[:, None] + moves[1:], 0) + emission
+    # Rounding must not give a probability above 1.
+    return min(0.0, float(score - _log_sum(total[:, None], 0)[0]))
+
+
 def _log_sum(logarithms: Probabilities, axis: int) -> Probabilities:
     """Return the logarithm of the sum of each row or column; `np.logaddexp.reduce` takes five times as long."""
     most = logarithms.max(axis, keepdims=True)

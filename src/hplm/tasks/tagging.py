@@ -8,12 +8,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from hplm.core.wire import LabelledSpan
 from hplm.errors import DataError
 from hplm.tasks.entity_scores import entity_f1, entity_types, gold_entities
 from hplm.tasks.examples import Entity, Examples, LabelledText, Parts
-from hplm.tasks.tag_sequences import are_moderate, best_path, forbidden_transitions, marginals, sequence_loss
+from hplm.tasks.tag_sequences import (
+    Scores,
+    are_moderate,
+    best_path,
+    forbidden_transitions,
+    marginals,
+    path_log_probability,
+    sequence_loss,
+)
 from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokenise, Tokens
 from hplm.tasks.words import word_logits, word_ranges
 
@@ -42,6 +51,7 @@ class Tagging(Task):
     reads_tokens: ClassVar[bool] = True
     takes_pairs: ClassVar[bool] = False
     takes_entities: ClassVar[bool] = True
+    has_confidence: ClassVar[bool] = True
     word_windows: ClassVar[Sequence[int]] = WORD_WINDOWS
     new_word_window: ClassVar[int] = WORD_WINDOW
     has_transitions: ClassVar[bool] = True
@@ -57,6 +67,41 @@ class Tagging(Task):
     ) -> tuple[list[LabelledSpan], Logits]:
         logits = word_logits(outputs, len(labels), tokens)
         return entities_in(logits, labels, tokens, transitions), logits
+
+    def confidence(
+        self,
+        outputs: Logits,
+        labels: Sequence[str],
+        tokens: Tokens,
+        transitions: Logits | None = None,
+        temperature: float = 1.0,
+    ) -> float:
+        """Return the probability of the whole answered sequence of tags among all sequences; see `Task.confidence`.
+
+        A sentence is right only if every tag is right, so its confidence is not the mean of its entities' scores.
+        """
+        emissions = _emissions(word_logits(outputs, len(labels), tokens), tokens)
+        if not len(emissions):
+            return 1.0
+        path = best_path(
+            emissions, forbidden_transitions(tuple(labels)) + (0.0 if transitions is None else transitions)
+        )
+        return math.exp(path_log_probability(emissions, tuple(labels), transitions, path, temperature))
+
+    def log_likelihood(
+        self,
+        outputs: Logits,
+        labels: Sequence[str],
+        tokens: Tokens,
+        targets: npt.NDArray[np.int64],
+        transitions: Logits | None = None,
+        temperature: float = 1.0,
+    ) -> float:
+        emissions = _emissions(word_logits(outputs, len(labels), tokens), tokens)
+        if not len(emissions):
+            return 0.0
+        path = targets[targets != IGNORED].tolist()
+        return path_log_probability(emissions, tuple(labels), transitions, path, temperature)
 
     def describe(self, labels: Sequence[str]) -> str:
         kinds = len(self.label_names(labels))
@@ -174,10 +219,7 @@ def entities_in(
     words = word_ranges(tokens)
     if not words:
         return []
-    emissions = logits[[first for first, _ in words]]
-    if not are_moderate(emissions):
-        # Sums of the largest float32 numbers are infinite in float32.
-        emissions = emissions.astype(np.float64)
+    emissions = _emissions(logits, tokens)
     moves = forbidden_transitions(tuple(labels)) + (0.0 if transitions is None else transitions)
     path = best_path(emissions, moves)
     if not any("-" in labels[tag] for tag in path):
@@ -201,6 +243,13 @@ def entities_in(
         end = int(tokens[last - 1, 1])
     close()
     return entities
+
+
+def _emissions(logits: Logits, tokens: Tokens) -> Scores:
+    """Return each word's logits `[words, labels]`, from those at each token; in float64 if sums of logits need it."""
+    emissions = logits[[first for first, _ in word_ranges(tokens)]]
+    # Sums of the largest float32 numbers are infinite in float32.
+    return emissions if not len(emissions) or are_moderate(emissions) else emissions.astype(np.float64)
 
 
 def _types(part: Examples) -> set[str]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from hplm.core.settings import REDUCTION_FACTOR
 from hplm.core.wire import LabelledSpan
+from hplm.errors import ConfigError
 from hplm.tasks.examples import Examples, LabelledText, Parts
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Task(ABC):
     new_word_window: ClassVar[int] = 1
     # Whether heads may have transitions, see `hplm.adapters.tenant.Head`; those of new tenants do.
     has_transitions: ClassVar[bool] = False
+    # Whether answers have a confidence, so that a cascade can decide by it which level answers.
+    has_confidence: ClassVar[bool] = False
     # The share of a run's steps in which the learning rate rises.
     warmup_share: ClassVar[float] = 0.1
     # What results of a training depend on besides its settings, in JSON values: a change of it makes older results others.
@@ -80,6 +83,35 @@ class Task(ABC):
 
         `outputs` are the head's for the text of `tokens` `[T, 3]`; `transitions` are the head's too.
         """
+
+    def confidence(
+        self,
+        outputs: Logits,
+        labels: Sequence[str],
+        tokens: Tokens,
+        transitions: Logits | None = None,
+        temperature: float = 1.0,
+    ) -> float:
+        """Return the probability of the answer of `decode`, at a temperature that divides logits and transitions (eq. 3).
+
+        Raises ConfigError if answers of the task have no confidence, see `has_confidence`.
+        """
+        raise ConfigError(f"answers of a {self.name} have no confidence, so no cascade can be made of its models")
+
+    def log_likelihood(
+        self,
+        outputs: Logits,
+        labels: Sequence[str],
+        tokens: Tokens,
+        targets: npt.NDArray[np.int64],
+        transitions: Logits | None = None,
+        temperature: float = 1.0,
+    ) -> float:
+        """Return the natural logarithm of the probability of the right answer, at a temperature as in `confidence`.
+
+        `targets` are the array of what `targets` returns for the example. Raises ConfigError as `confidence` does.
+        """
+        raise ConfigError(f"answers of a {self.name} have no likelihood, so its models cannot be calibrated")
 
     def describe(self, labels: Sequence[str]) -> str:
         """Return the task and its number of labels in words."""
@@ -203,3 +235,12 @@ def softmax(logits: Logits) -> Logits:
     """Return probabilities over the last axis."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def log_softmax(logits: Logits, temperature: float = 1.0) -> npt.NDArray[np.float64]:
+    """Return the logarithms of probabilities over the last axis, of logits that the temperature divides."""
+    # Division first: the largest float32 logits differ by more than float32 holds.
+    scaled = logits.astype(np.float64) / temperature
+    shifted = scaled - scaled.max(axis=-1, keepdims=True)
+    logs: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logs
