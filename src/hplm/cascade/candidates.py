@@ -66,7 +66,9 @@ def find_candidates(
             for alpha in part.alphas(levels[0], levels[1:]):
                 for slope in SLOPES[:1] if deterministic else SLOPES:
                     found += [
-                        candidate for candidate in table.falling(levels, slope, alpha, mean) if candidate.p75_ms <= most_ms
+                        candidate
+                        for candidate in table.falling(levels, slope, alpha, mean)
+                        if candidate.p75_ms <= most_ms
                     ]
     return found
 

@@ -72,7 +72,9 @@ def select_candidate(
     raise ContractError(f"{_asked(target)} cannot be promised: " + "; or ".join(offers))
 
 
-def broken_promise(target: CascadeTarget, right: int, examples: int, expected: float, latency_ms: float) -> ContractError:
+def broken_promise(
+    target: CascadeTarget, right: int, examples: int, expected: float, latency_ms: float
+) -> ContractError:
     """Return the error for a cascade that did not prove the target's accuracy: `right` of `examples` were right.
 
     `expected` is its accuracy on dev.
