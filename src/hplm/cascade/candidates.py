@@ -1,4 +1,4 @@
-"""Candidates: single levels and cascades with every setting, with the accuracy and latency that dev expects (Tabi, section 5)."""
+"""Candidates: single levels and cascades with every setting, with expected accuracy and latency (Tabi, section 5)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def find_candidates(
             for alpha in part.alphas(levels[0], levels[1:]):
                 for slope in SLOPES[:1] if deterministic else SLOPES:
                     found += [
-                        candidate for candidate in table.falling(levels, slope, alpha, mean) if candidate.p75_ms <= most_ms
+                        candidate
+                        for candidate in table.falling(levels, slope, alpha, mean)
+                        if candidate.p75_ms <= most_ms
                     ]
     return found
 

@@ -56,9 +56,7 @@ def _answer(
     if not answering.logits.shape[1]:
         return OfflineAnswer(-1, place, confidence, bool(answering.right[text]), tokens)
     if place == 0:
-        return OfflineAnswer(
-            int(answering.logits[text].argmax()), 0, confidence, bool(answering.right[text]), tokens
-        )
+        return OfflineAnswer(int(answering.logits[text].argmax()), 0, confidence, bool(answering.right[text]), tokens)
     probabilities = weighted(
         [level.logits[text] for level in read],
         [level.dispatch.temperature for level in plan.levels[: place + 1]],

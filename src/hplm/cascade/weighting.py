@@ -11,7 +11,9 @@ import numpy.typing as npt
 Logits = npt.NDArray[np.floating[Any]]
 
 
-def weighted(logits: Sequence[Logits], temperatures: Sequence[float], weights: Sequence[float]) -> npt.NDArray[np.float64]:
+def weighted(
+    logits: Sequence[Logits], temperatures: Sequence[float], weights: Sequence[float]
+) -> npt.NDArray[np.float64]:
     """Return the probabilities `[labels]` of a text that several levels have answered.
 
     The arguments have one element for each level, in order: the level's logits `[labels]`, the temperature that divides the
