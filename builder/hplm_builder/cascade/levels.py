@@ -110,12 +110,14 @@ class Level(AbstractContextManager["Level"]):
         def run() -> None:
             requests = [EngineRequest(self.tenant, features) for _, _, features in batch]
             if wants_importance:
-                found = self._engine.run_with_importance(requests)
+                for (number, encoded, _), (outputs, received) in zip(
+                    batch, self._engine.run_with_importance(requests), strict=True
+                ):
+                    words = word_importances(received, encoded.tokens)
+                    answered[number] = Answered(outputs, encoded.tokens, words)
             else:
-                found = [(outputs, None) for outputs in self._engine.run(requests)]
-            for (number, encoded, _), (outputs, received) in zip(batch, found, strict=True):
-                words = NO_WORDS if received is None else word_importances(received, encoded.tokens)
-                answered[number] = Answered(outputs, encoded.tokens, words)
+                for (number, encoded, _), outputs in zip(batch, self._engine.run(requests), strict=True):
+                    answered[number] = Answered(outputs, encoded.tokens, NO_WORDS)
             tick(len(batch))
             batch.clear()
 

@@ -50,8 +50,8 @@ def select_candidate(
     if accuracy is None:
         if not fast:
             raise ContractError(f"{_asked(target)} cannot be promised: {_offer_of_time(candidates)}")
-        best = max(one.accuracy for one in fast)
-        return min((one for one in fast if one.accuracy >= best - MOST_BELOW_BEST), key=_speed)
+        most = max(one.accuracy for one in fast)
+        return min((one for one in fast if one.accuracy >= most - MOST_BELOW_BEST), key=_speed)
     needed = right_needed(accuracy, proof_examples)
     share = math.inf if needed is None else needed / proof_examples
 
