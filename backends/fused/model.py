@@ -1,10 +1,16 @@
-"""Triton backend `fused`, look-up and encoder in one process: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, LOGITS."""
+"""Triton backend `fused`, look-up and encoder in one process: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, LOGITS.
+
+With DISPATCH also ROUTE, CONFIDENCE and IMPORTANCE.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 
+from hplm.cascade.dispatch import parse_dispatch
 from hplm.core import wire
 from hplm.core.settings import FusedSettings, load_settings
-from hplm.serving.fused_stage import FusedStage
+from hplm.serving.fused_stage import FusedInput, FusedStage
 from hplm.triton.bridge import translate
 from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.lookup_model import LookupModel
@@ -15,6 +21,7 @@ HOLD_S = 0.005
 
 class TritonPythonModel(LookupModel):
     def initialize(self, args):
+        translate.check_tensors(args, [wire.DISPATCH])
         folder = translate.version_folder(args)
         settings = load_settings(FusedSettings, folder / "settings.json")
         stage = FusedStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
@@ -29,6 +36,14 @@ class TritonPythonModel(LookupModel):
             events="Answers by outcome, batches, tokens, loads",
             waiting="Requests that wait for a batch or for files",
         )
+
+    def read(self, request):
+        texts = super().read(request)
+        dispatches = parse_dispatch(translate.optional(translate.inputs(request), wire.DISPATCH), len(texts))
+        return [
+            replace(text, item=FusedInput(text.item, dispatch))
+            for text, dispatch in zip(texts, dispatches, strict=True)
+        ]
 
     def writer(self, request):
         write_labels, respond = label_writer(request), translate.responder(request)

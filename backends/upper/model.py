@@ -1,9 +1,13 @@
-"""Triton backend `upper`, the encode stage: HIDDEN or IDS, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, LOGITS."""
+"""Triton backend `upper`, the encode stage: HIDDEN or IDS, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, LOGITS.
+
+With DISPATCH also ROUTE, CONFIDENCE and IMPORTANCE.
+"""
 
 import time
 
 import numpy as np
 
+from hplm.cascade.dispatch import parse_dispatch
 from hplm.core import wire
 from hplm.core.settings import EncodeSettings, load_settings
 from hplm.serving.encode_stage import EncodeInput, EncodeStage
@@ -20,7 +24,7 @@ HOLD_S = 0.005
 
 class TritonPythonModel(StageModel):
     def initialize(self, args):
-        translate.check_tensors(args, [wire.REQUEST_META])
+        translate.check_tensors(args, [wire.REQUEST_META, wire.DISPATCH])
         folder = translate.version_folder(args)
         settings = load_settings(EncodeSettings, folder / "settings.json")
         stage = EncodeStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
@@ -48,14 +52,17 @@ class TritonPythonModel(StageModel):
         lengths = None if meta is None else meta[:, 0].tolist()
         features = unpack(translate.tensor(inputs, self.stage.input), lengths)
         tokens = unpack(translate.tensor(inputs, wire.TOKENS), lengths)
+        dispatches = parse_dispatch(translate.optional(inputs, wire.DISPATCH), len(tenants))
         return [
             Request(
-                EncodeInput(*tensors, version if version >= 0 else None),
+                EncodeInput(*tensors, version if version >= 0 else None, dispatch),
                 tenant,
                 deadline_s,
                 arrived_ns / 1e9 if arrived_ns >= 0 else now_s,
             )
-            for *tensors, (tenant,), (version, arrived_ns) in zip(features, tokens, tenants, known, strict=True)
+            for *tensors, (tenant,), (version, arrived_ns), dispatch in zip(
+                features, tokens, tenants, known, dispatches, strict=True
+            )
         ]
 
     def writer(self, request):

@@ -15,7 +15,7 @@ from hplm.core.settings import FusedSettings, fused_values
 from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch
 from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
-from hplm.serving.fused_stage import FusedAnswer, FusedStage
+from hplm.serving.fused_stage import FusedAnswer, FusedInput, FusedStage
 from hplm.serving.lookup_stage import LookupAnswer, LookupStage
 from hplm.serving.request import Request
 from tests import tiny
@@ -35,7 +35,7 @@ def fused(tiny_models: Path) -> Iterator[FusedStage]:
 
 
 def requests(of: Sequence[tuple[tuple[bytes, ...], bytes]] = REQUESTS) -> list[Request[Any, FusedAnswer]]:
-    return [Request(texts, tenant) for texts, tenant in of]
+    return [Request(FusedInput(texts), tenant) for texts, tenant in of]
 
 
 def test_it_answers_as_the_look_up_stage_and_the_encode_stage_do(tiny_models: Path, fused: FusedStage) -> None:
@@ -81,13 +81,13 @@ def test_what_was_looked_up_ahead_is_not_looked_up_again(fused: FusedStage, monk
 
 
 def test_what_waits_in_its_own_queue_refuses_a_request_before_it_is_looked_up(fused: FusedStage) -> None:
-    request = Request[Any, FusedAnswer](*REQUESTS[0], 30.0)
+    request = Request[Any, FusedAnswer](FusedInput(REQUESTS[0][0]), REQUESTS[0][1], 30.0)
     now_s = request.arrived_s
     fused.publish(Backlog(now_s, now_s, 10, 1.0, now_s, (now_s + 1.0,), (1000,), {"alpha": 1000}))
     try:
         with pytest.raises(errors.DeadlineError):
             admitted(fused, request)
-        assert admitted(fused, Request(*REQUESTS[0], 3000.0))
+        assert admitted(fused, Request(FusedInput(REQUESTS[0][0]), REQUESTS[0][1], 3000.0))
     finally:
         fused.publish(Backlog(now_s, now_s, 0, 0.0, now_s, (), (), {}))
     assert admitted(fused, request)

@@ -144,6 +144,7 @@ def export(
             roles.look_up: (count_of(roles.look_up, look_up_instances), plot),
             roles.encode: (count_of(computing, instances), upper),
             roles.ensemble: (None, None),
+            roles.dispatch: (None, None),
         }
     if manager is not None:
         earlier = _earlier_manager(target) if keep or others else None

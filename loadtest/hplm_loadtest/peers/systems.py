@@ -225,6 +225,7 @@ class Systems:
             stages.look_up: {**asdict(fleet.look_up), **look_up, **common, "table": whole_fleet.ROOT},
             stages.encode: {**asdict(fleet.encode), **upper, **common},
             stages.ensemble: {},
+            stages.dispatch: {},
         }
         counts = dict(zip((stages.look_up, stages.encode), self._stage_processes, strict=True))
         for role, settings in values.items():

@@ -1,4 +1,4 @@
-"""Candidates: single levels and cascades with every setting, with the accuracy and latency that dev expects (Tabi, section 5)."""
+"""Candidates: single levels and cascades with every setting, with expected accuracy and latency (Tabi, section 5)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """The dispatcher: which texts a level answers itself, and which go to the next level (Tabi, section 4.1).
 
-`DispatchInput` is what a request tells a level of it. The numbers are float32 on their way, and the rule is computed from the
-float32 numbers, so that every server and every offline computation decides alike.
+`DispatchInput` is what a request tells a level, and `DispatchAnswer` is what the level has decided. The numbers are float32 on
+their way, and the rule is computed from float32 numbers, so that every server and every offline computation decides alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -111,3 +112,42 @@ class DispatchInput:
         if confidence <= self.cut_off:
             return True
         return self.draw < float(reroute_probability(confidence, self.cut_off, self.slope))
+
+
+@dataclass(frozen=True)
+class DispatchAnswer:
+    """What a level has decided on one text.
+
+    `importance` float32 `[words, 3]` has the first character, the end and the importance of each word, see `word_importances`.
+    It has no words unless the text is re-routed and importances are wanted.
+    """
+
+    confidence: float
+    is_rerouted: bool
+    importance: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 3), np.float32))
+
+
+def parse_dispatch(values: npt.NDArray[np.float32] | None, count: int) -> Sequence[DispatchInput | None]:
+    """Return what a request of `count` texts tells a level, from DISPATCH `[count, DISPATCH_SIZE]`; None if it was not sent.
+
+    Raises BadInputError.
+    """
+    return [None] * count if values is None else [DispatchInput.from_array(row) for row in values]
+
+
+def word_importances(importance: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    """Return the first character, the end and the importance of each word of a text or pair, in order: float32 `[words, 3]`.
+
+    `importance` `[T]` is that of each token of `tokens` `[T, 3]`. A word has the importance of its most important token, as a
+    multiple of the mean over the tokens of all words. Special tokens are no words.
+    """
+    own, numbers = tokens[tokens[:, 2] >= 0], importance[tokens[:, 2] >= 0]
+    if not len(own):
+        return np.empty((0, 3), np.float32)
+    first = np.flatnonzero(np.diff(own[:, 2], prepend=-1))
+    columns = (
+        np.minimum.reduceat(own[:, 0], first),
+        np.maximum.reduceat(own[:, 1], first),
+        np.maximum.reduceat(numbers, first) / numbers.mean(),
+    )
+    return np.stack(columns, 1).astype(np.float32)

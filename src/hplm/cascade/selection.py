@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hplm.cascade.candidates import Candidate
@@ -50,26 +50,32 @@ def select_candidate(
     if accuracy is None:
         if not fast:
             raise ContractError(f"{_asked(target)} cannot be promised: {_offer_of_time(candidates)}")
-        best = max(one.accuracy for one in fast)
-        return min((one for one in fast if one.accuracy >= best - MOST_BELOW_BEST), key=_speed)
-    # What comes into question without the target for latency, and what the proof would show of each candidate.
+        most = max(one.accuracy for one in fast)
+        return min((one for one in fast if one.accuracy >= most - MOST_BELOW_BEST), key=_speed)
     needed = right_needed(accuracy, proof_examples)
     share = math.inf if needed is None else needed / proof_examples
 
-    def error(one: Candidate) -> float:
-        # Not 0 if all examples are right.
+    def cautious(one: Candidate) -> float:
+        """Return an accuracy that the proof will probably show: one standard error below that on dev."""
+        # The error is not 0 if all examples are right.
         spread = max(one.accuracy * (1 - one.accuracy), 0.5 / select_examples)
-        return math.sqrt(spread * (1 / select_examples + 1 / max(1, proof_examples)))
+        return one.accuracy - math.sqrt(spread * (1 / select_examples + 1 / max(1, proof_examples)))
 
-    if likely := [one for one in fast if one.accuracy - error(one) >= share]:
+    if likely := [one for one in fast if cautious(one) >= share]:
         return min(likely, key=_speed)
     if possible := [one for one in fast if one.accuracy >= share]:
-        return max(possible, key=lambda one: (one.accuracy, -one.latency_ms))
+        return max(possible, key=_quality)
     offers = []
-    if slower := [one for one in candidates if one.accuracy - error(one) >= share]:
-        offers.append(_in_ms(min(slower, key=_speed).latency_ms, f"accuracy {accuracy:.3f}"))
-    offers += _accuracy_offers(fast or candidates, accuracy, error, proof_examples)
-    raise ContractError(f"{_asked(target)} cannot be promised: " + "; or ".join(offers))
+    if slower := [one for one in candidates if cautious(one) >= share]:
+        offers.append(_offer(f"{accuracy:.3f}", min(slower, key=_speed).latency_ms))
+    best = max(fast or candidates, key=_quality)
+    if (right := math.floor(cautious(best) * proof_examples)) > 0:
+        bound = float(proved_accuracy(right, proof_examples))
+        offers.append(_offer(_floor(min(bound, accuracy)), best.latency_ms))
+    raise ContractError(
+        f"{_asked(target)} cannot be promised: {_too_few(best.accuracy, accuracy, proof_examples)}; "
+        f"the nearest offer is {' or '.join(offers) or 'a promise without a target'}"
+    )
 
 
 def broken_promise(
@@ -81,39 +87,30 @@ def broken_promise(
     """
     assert target.accuracy is not None
     bound = float(proved_accuracy(right, examples))
-    offers = [f"the nearest offer is {_in_ms(latency_ms, f'accuracy {_floor(bound)}')}"]
+    more = ""
     likely = min(expected, right / examples)
-    if number := examples_needed(target.accuracy, likely) if likely > target.accuracy else None:
-        offers.append(f"about {number:,} proof examples would prove the target if as many are right")
+    if likely > target.accuracy and (number := examples_needed(target.accuracy, likely)):
+        more = f"; about {number:,} proof examples are needed if {likely:.3f} of them are right"
     return ContractError(
-        f"{_asked(target)} is not proved: {right:,} of {examples:,} proof examples were right, "
-        f"which proves {_floor(bound)}; {'; '.join(offers)}"
+        f"{_asked(target)} is not proved: {right:,} of {examples:,} proof examples were right, which proves {_floor(bound)}; "
+        f"the nearest offer is {_offer(_floor(bound), latency_ms)}{more}"
     )
 
 
-def _accuracy_offers(
-    candidates: Sequence[Candidate], accuracy: float, error: Callable[[Candidate], float], examples: int
-) -> list[str]:
-    """Return what the most accurate of the candidates would prove, and how many examples the target needs."""
-    best = max(candidates, key=lambda one: (one.accuracy, -one.latency_ms))
-    offers = []
-    will_be_right = max(0, math.floor((best.accuracy - error(best)) * examples))
-    if examples and will_be_right:
-        bound = float(proved_accuracy(will_be_right, examples))
-        offers.append(f"the nearest offer is {_in_ms(best.latency_ms, f'accuracy {_floor(min(bound, accuracy))}')}")
-    if best.accuracy > accuracy and (number := examples_needed(accuracy, best.accuracy)):
-        offers.append(
-            f"{examples:,} proof examples are too few to prove accuracy {accuracy:.3f}, about {number:,} are needed, because "
-            f"the accuracy on dev is {best.accuracy:.3f}"
+def _too_few(expected: float, accuracy: float, examples: int) -> str:
+    """Return why the best candidate, whose accuracy on dev is `expected`, does not prove the accuracy."""
+    number = examples_needed(accuracy, expected) if expected > accuracy else None
+    if number and number > examples:
+        return (
+            f"{examples:,} proof examples are too few, about {number:,} are needed if {expected:.3f} of them are right, "
+            "as on dev"
         )
-    else:
-        offers.append(f"the accuracy on dev is {best.accuracy:.3f}, which no number of proof examples makes enough")
-    return offers
+    return f"the best accuracy on dev is {expected:.3f}"
 
 
 def _offer_of_time(candidates: Sequence[Candidate]) -> str:
     fastest = min(candidates, key=_speed)
-    return f"the nearest offer is {_in_ms(fastest.latency_ms, f'accuracy {fastest.accuracy:.3f} on dev')}"
+    return f"the nearest offer is {_offer(f'{fastest.accuracy:.3f} on dev', fastest.latency_ms)}"
 
 
 def _asked(target: CascadeTarget) -> str:
@@ -125,9 +122,9 @@ def _asked(target: CascadeTarget) -> str:
     return " within ".join(parts)
 
 
-def _in_ms(latency_ms: float, what: str) -> str:
-    # Rounded up, so that asking for the offer is enough.
-    return f"{what} within {math.ceil(latency_ms * 10) / 10:g} ms"
+def _offer(accuracy: str, latency_ms: float) -> str:
+    # The time is rounded up, so that asking for the offer is enough.
+    return f"accuracy {accuracy} within {math.ceil(latency_ms * 10) / 10:g} ms"
 
 
 def _floor(accuracy: float) -> str:
@@ -136,3 +133,7 @@ def _floor(accuracy: float) -> str:
 
 def _speed(one: Candidate) -> tuple[float, float]:
     return one.latency_ms, -one.accuracy
+
+
+def _quality(one: Candidate) -> tuple[float, float]:
+    return one.accuracy, -one.latency_ms

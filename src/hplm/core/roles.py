@@ -1,8 +1,8 @@
 """The catalogue of roles: the Triton models of a repository, and what each of them needs.
 
 A repository serves one or more bases. Clients call a base by NAME. NAME is an ensemble of two further models, NAME_plot and
-NAME_upper, or one fused model. The models for manage requests are there once, for all bases, and only in a repository that
-is managed while it serves.
+NAME_upper, or one fused model. NAME_dispatch, a level of a cascade, is another ensemble of both; a fused model does its work
+too. The models for manage requests are there once, for all bases, and only in a repository that is managed while it serves.
 """
 
 from __future__ import annotations
@@ -48,18 +48,26 @@ class BaseRoles(NamedTuple):
     look_up: Role
     encode: Role
     ensemble: Role
+    dispatch: Role
 
 
 # The name by which clients call a base if the export names none.
 DEFAULT_NAME = "hbert"
-LOOK_UP_SUFFIX, ENCODE_SUFFIX = "_plot", "_upper"
+LOOK_UP_SUFFIX, ENCODE_SUFFIX, DISPATCH_SUFFIX = "_plot", "_upper", "_dispatch"
 
 
 def base_roles(name: str = DEFAULT_NAME) -> BaseRoles:
     """Return the models of a base that clients call by `name`."""
     look_up = Role(f"{name}{LOOK_UP_SUFFIX}", "plot", LookupSettings, template=f"{DEFAULT_NAME}{LOOK_UP_SUFFIX}")
     encode = Role(f"{name}{ENCODE_SUFFIX}", "upper", EncodeSettings, template=f"{DEFAULT_NAME}{ENCODE_SUFFIX}")
-    return BaseRoles(look_up, encode, Role(name, needs=(look_up.name, encode.name), template=DEFAULT_NAME))
+    needs = (look_up.name, encode.name)
+    dispatch = Role(dispatch_name(name), needs=needs, template=f"{DEFAULT_NAME}{DISPATCH_SUFFIX}")
+    return BaseRoles(look_up, encode, Role(name, needs=needs, template=DEFAULT_NAME), dispatch)
+
+
+def dispatch_name(name: str = DEFAULT_NAME) -> str:
+    """Return the model that is a level of a cascade, of a base of two stages that clients call by `name`."""
+    return f"{name}{DISPATCH_SUFFIX}"
 
 
 def fused_role(name: str = DEFAULT_NAME) -> Role:
@@ -76,6 +84,7 @@ ROUTE_NAME = "hplm"
 # Names of models that a repository has once, for all bases.
 RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, ROUTE_NAME})
 _STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX})")
+_PART = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX}|{DISPATCH_SUFFIX})")
 
 
 def route_role() -> Role:
@@ -104,11 +113,11 @@ def settings_path(models: Path, role: Role) -> Path:
 def check_model_name(name: str) -> None:
     """Check a name by which clients shall call a base. Raises ConfigError if it is invalid, or means another model."""
     check_name_of("--name", name)
-    if name in RESERVED or _STAGE.fullmatch(name):
-        endings = f"{LOOK_UP_SUFFIX} or {ENCODE_SUFFIX}"
+    if name in RESERVED or _PART.fullmatch(name):
+        endings = f"{LOOK_UP_SUFFIX}, {ENCODE_SUFFIX} or {DISPATCH_SUFFIX}"
         raise ConfigError(
             f"--name: {name!r} cannot be the model of a base: {', '.join(sorted(RESERVED))} are other models, and names of "
-            f"stages end with {endings}; choose another name"
+            f"a base's further models end with {endings}; choose another name"
         )
 
 
@@ -136,12 +145,11 @@ class ServedBase:
     @cached_property
     def settings(self) -> ServingSettings:
         """The settings of the base's models, read when they are first needed. Raises ConfigError."""
-        *stages, last = self.roles
-        if not stages:
-            path = settings_path(self.models, last)
+        if self.form == "fused":
+            path = settings_path(self.models, self.roles[0])
             fused = load_settings(FusedSettings, path)
             return ServingSettings(fused.look_up, fused, path.parent)
-        look_up, encode = stages
+        look_up, encode = self.roles[:2]
         path = settings_path(self.models, encode)
         settings = load_settings(EncodeSettings, path)
         return ServingSettings(
@@ -177,10 +185,11 @@ def served_bases(models: Path) -> tuple[ServedBase, ...]:
     for name in sorted(folders - RESERVED, key=name_order):
         stages = base_roles(name)
         if settings_path(models, fused_role(name)).is_file():
-            if not _STAGE.fullmatch(name):
+            if not _PART.fullmatch(name):
                 found.append(ServedBase(models, name, (fused_role(name),)))
-        elif folders.issuperset(names(stages)):
-            found.append(ServedBase(models, name, stages))
+        elif folders.issuperset(names(stages[:3])):
+            # An export of an earlier hplm has no `dispatch`. Its encode stage says so when it is loaded.
+            found.append(ServedBase(models, name, tuple(role for role in stages if role.name in folders)))
     return tuple(found)
 
 

@@ -22,6 +22,16 @@ LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], if requested
 # NaN, and a softmax gives it 0.
 LOGITS_FILLER = -(2.0 - 2.0**-23) * 2.0**127
 
+# How a level of a cascade decides on a text, and what it has decided: tensors of NAME_dispatch and of a fused NAME.
+DISPATCH = (
+    "DISPATCH"  # FP32 [5]: temperature, cut-off, slope, draw, 1 if importances are wanted; see `hplm.cascade.dispatch`
+)
+ROUTE = "ROUTE"  # INT32 [1]: 1 for a text that should go to the next level, otherwise 0
+CONFIDENCE = "CONFIDENCE"  # FP32 [1]: the calibrated probability that the answer is right
+# FP32 [words, 3]: first character, end, and importance of each word, a multiple of the mean over the text's tokens. There are
+# no words unless the text is re-routed and importances are wanted. Rows of -1 fill several texts up to the largest.
+IMPORTANCE = "IMPORTANCE"
+
 # The only label of a regression.
 REGRESSION_LABEL = "score"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -18,6 +18,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.core.settings import BaseConfig, Batching
 from hplm.engine.adapter_plan import gathers, own_product_tokens, plan_adapters
 from hplm.engine.adapter_slots import AdapterSlots, AssignedSlots
+from hplm.engine.importance import Importance, KeptAttention
 from hplm.engine.kernels.adapt import AdapterPlan
 from hplm.engine.kernels.int8 import Ranges, check_int8, quantise_layer
 from hplm.engine.kernels.run_layers import RunLayers
@@ -32,10 +33,26 @@ from hplm.tasks.task_loader import task_named
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A text after the look-up: `features` `[T, H]`, or of a whole base `[T, 2]`, see `hplm.engine.token_domain`."""
+    """A text after the look-up: `features` `[T, H]`, or of a whole base `[T, 2]`, see `hplm.engine.token_domain`.
+
+    `keeps_attention`: the importance of the text's tokens may be asked for after its logits are known.
+    """
 
     tenant: Tenant
     features: Features | npt.NDArray[np.float32]
+    keeps_attention: bool = False
+
+
+@dataclass(frozen=True)
+class EncodedTexts:
+    """Texts of a batch that are computed: their numbers in the batch, and the outputs of their heads.
+
+    `attention` is there if one of the texts keeps it. Its texts are these, in this order.
+    """
+
+    texts: list[int]
+    logits: list[Logits]
+    attention: KeptAttention | None
 
 
 class EncodeEngine:
@@ -96,6 +113,7 @@ class EncodeEngine:
             # Attention on a CPU is in fp32, see RunLayers.
             longest = max(config.max_tokens, row_tokens, pad_to)
             relative = self._upper.relative(longest).to(dtype if device.type == "cuda" else torch.float32)
+        self._relative = relative
         self._layers = scripted(
             RunLayers(
                 weights,
@@ -116,21 +134,28 @@ class EncodeEngine:
     def run(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> list[Logits]:
         """Return the outputs of each request's head, in order: `[1, labels]`, or `[T, n * labels]` if the task reads tokens."""
         logits: list[Logits | None] = [None] * len(requests)
-        for indices, answers in self.run_each(requests, slot_tokens):
-            for index, answer in zip(indices, answers, strict=True):
+        for part in self.run_each(requests, slot_tokens):
+            for index, answer in zip(part.texts, part.logits, strict=True):
                 logits[index] = answer
         return [answer for answer in logits if answer is not None]
 
-    def run_each(
-        self, requests: Sequence[EngineRequest], slot_tokens: int | None = None
-    ) -> Iterator[tuple[list[int], list[Logits]]]:
-        """Yield the numbers of requests and their logits as parts are ready. A part's memory is freed after it."""
+    def run_with_importance(self, requests: Sequence[EngineRequest]) -> list[tuple[Logits, Importance]]:
+        """Return what `run` does, and the importance of each token `[T]`, see `hplm.engine.importance`."""
+        found: dict[int, tuple[Logits, Importance]] = {}
+        for part in self.run_each([replace(request, keeps_attention=True) for request in requests]):
+            assert part.attention is not None
+            importances = part.attention.importances(range(len(part.texts)))
+            found |= dict(zip(part.texts, zip(part.logits, importances, strict=True), strict=True))
+        return [found[index] for index in range(len(requests))]
+
+    def run_each(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> Iterator[EncodedTexts]:
+        """Yield parts of the batch as they are ready. A part's memory is freed after it, unless the caller keeps the part."""
         for part in self._parts(requests):
             members = [requests[i] for i in part]
             with self.slots.assigned([member.tenant for member in members]) as assigned:
                 lengths = [len(member.features) for member in members]
                 for layout in lay_out(self._batching, lengths, self._row_tokens, slot_tokens, self._pad_to):
-                    yield [part[i] for i in layout.texts], self._run_layout(members, layout, assigned)
+                    yield EncodedTexts([part[i] for i in layout.texts], *self._run_layout(members, layout, assigned))
 
     def _parts(self, requests: Sequence[EngineRequest]) -> list[list[int]]:
         """Return the requests' positions sorted by length, so that attention needs few calls.
@@ -152,8 +177,12 @@ class EncodeEngine:
             tenants.add(key)
         return [sorted(part, key=lambda i: len(requests[i].features)) for part in parts]
 
-    def _run_layout(self, members: list[EngineRequest], layout: Layout, assigned: AssignedSlots) -> list[Logits]:
+    def _run_layout(
+        self, members: list[EngineRequest], layout: Layout, assigned: AssignedSlots
+    ) -> tuple[list[Logits], KeptAttention | None]:
         texts = [members[i] for i in layout.texts]
+        keeps_attention = any(text.keeps_attention for text in texts)
+        kept = None
         attention, mask = layout.attention, layout.attention.mask
         with torch.inference_mode():
             at_input, at_attention = (self._adapters(layout, assigned.at(place)) for place in get_args(Place))
@@ -178,6 +207,7 @@ class EncodeEngine:
                 at_attention,
                 read,
                 at_attention_of_read,
+                keeps_attention,
             )
             self.computed_tokens += run.hidden.size(0)
             # Python's references are dropped, because each would take the interpreter's lock again and again.
@@ -196,11 +226,14 @@ class EncodeEngine:
                     with self._tracer.span("layer", index=first):
                         run(first, last)
                     first = last
+                if keeps_attention:
+                    heads = self.config.num_heads
+                    kept = KeptAttention(run.kept_qkv(), layout.starts, layout.lengths, heads, self._relative)
             finally:
                 state = run.end()
             if not holds_read_alone and not layout.is_packed:
                 state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
-            return head_logits([text.tenant for text in texts], counts, state)
+            return head_logits([text.tenant for text in texts], counts, state), kept
 
     def _embed(self, texts: list[EngineRequest], layout: Layout) -> Tensor:
         """Return the input of the first layer, with the texts' tokens in their places: `[size, H]`."""

@@ -144,10 +144,11 @@ def int8_ngram_encoder(ngrams: Tensor, lower: NgramEncoder, ranges: Sequence[Ran
     return hidden
 
 
-def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor:
+def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None, seen: list[Tensor] | None = None) -> Tensor:
     """Compute the last hidden states `[T, H]` of one text, with its tenant's adapter in each layer that has one.
 
     `hidden` is the text's input of the first layer: merged vectors `[T, H]`, or in a whole base ids and types `[T, 2]`.
+    The attention weights `[heads, T, T]` of each layer are added to `seen`.
     """
     with torch.inference_mode():
         state = encoder.embed(hidden, torch.arange(len(hidden)))
@@ -159,7 +160,10 @@ def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor
             adapter_at = tenant.card.adapter_at if tenant is not None and index >= 0 else None
             if tenant is not None and adapter_at == "input":
                 state = adapt(tenant, index, state)
-            attended = layer.attention_out(attention(layer, state, bias))
+            weights = attention_weights(layer, state, bias)
+            if seen is not None:
+                seen.append(weights)
+            attended = layer.attention_out(attention(layer, state, weights))
             if tenant is not None and adapter_at == "attention":
                 attended = adapt(tenant, index, attended)
             state = layer.attention_norm(state + attended)
@@ -167,11 +171,35 @@ def upper(encoder: UpperLayers, hidden: Tensor, tenant: Tenant | None) -> Tensor
         return state
 
 
-def attention(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
-    """Compute attention head by head: softmax of scaled products and `bias` `[heads, T, T]`."""
-    query, key, value = (part.chunk(len(bias), -1) for part in layer.qkv(state).chunk(3, dim=-1))
-    heads = zip(query, key, value, bias, strict=True)
-    return torch.cat([((q @ k.T) / math.sqrt(q.shape[-1]) + b).softmax(-1) @ v for q, k, v, b in heads], dim=-1)
+def attention_weights(layer: TransformerLayer, state: Tensor, bias: Tensor) -> Tensor:
+    """Compute attention weights head by head: softmax of scaled products and `bias` `[heads, T, T]`, query before key."""
+    query, key, _ = (part.chunk(len(bias), -1) for part in layer.qkv(state).chunk(3, dim=-1))
+    heads = zip(query, key, bias, strict=True)
+    return torch.stack([((q @ k.T) / math.sqrt(q.shape[-1]) + b).softmax(-1) for q, k, b in heads])
+
+
+def attention(layer: TransformerLayer, state: Tensor, weights: Tensor) -> Tensor:
+    """Compute attention head by head, by its weights `[heads, T, T]`: `[T, H]`."""
+    values = layer.qkv(state).chunk(3, dim=-1)[2].chunk(len(weights), -1)
+    return torch.cat([own @ value for own, value in zip(weights, values, strict=True)], dim=-1)
+
+
+def importance(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> npt.NDArray[np.float32]:
+    """Return the importance of each token `[T]`: the attention that it receives, of all layers, heads and queries."""
+    seen: list[Tensor] = []
+    upper(encoder, hidden, tenant, seen)
+    received: npt.NDArray[np.float32] = sum(weights.sum((0, 1)) for weights in seen).numpy()  # type: ignore[union-attr]
+    return received
+
+
+def word_importances(importance: npt.NDArray[np.float32], tokens: Tokens) -> list[tuple[int, int, float]]:
+    """Return what `hplm.cascade.dispatch.word_importances` does, word by word."""
+    mean = float(np.mean([value for value, (_, _, word) in zip(importance, tokens, strict=True) if word >= 0]))
+    words = []
+    for number in dict.fromkeys(int(word) for word in tokens[:, 2] if word >= 0):
+        own = [i for i, word in enumerate(tokens[:, 2]) if word == number]
+        words.append((int(tokens[own[0], 0]), int(tokens[own[-1], 1]), max(float(importance[i]) for i in own) / mean))
+    return words
 
 
 def adapt(tenant: Tenant, layer: int, tokens: Tensor) -> Tensor:

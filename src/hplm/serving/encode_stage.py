@@ -21,15 +21,16 @@ import torch
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.cascade.dispatch import DispatchAnswer, DispatchInput, word_importances
 from hplm.core.settings import EncodeSettings
 from hplm.core.wire import LabelledSpan
 from hplm.engine.adapter_slots import choose_slots
-from hplm.engine.encode import EncodeEngine, EngineRequest
+from hplm.engine.encode import EncodedTexts, EncodeEngine, EngineRequest
 from hplm.engine.kernels.int8 import Ranges, check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.lower_layers import load_lower
 from hplm.engine.token_domain import Features, no_features
-from hplm.errors import ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
+from hplm.errors import BadInputError, ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
 from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
 from hplm.runtime.rate_limited_log import log_rate_limited
@@ -59,20 +60,26 @@ MOST_CLAIMED_S = 3600
 class EncodeInput:
     """One text after the look-up: `features` as in LookupAnswer, `tokens` int32 `[T, 3]`.
 
-    `version_id`: the tenant's version that the features are for, None for the current one.
+    `version_id`: the tenant's version that the features are for, None for the current one. `dispatch`: how this level of a
+    cascade decides on the text, None outside of a cascade.
     """
 
     features: Features
     tokens: npt.NDArray[np.int32]
     version_id: int | None = None
+    dispatch: DispatchInput | None = None
 
 
 @dataclass(frozen=True)
 class EncodeAnswer:
-    """Labels of one text, and the `logits` float32 `[1 or T, labels]` that they come from."""
+    """Labels of one text, and the `logits` float32 `[1 or T, labels]` that they come from.
+
+    `dispatch` is what this level of a cascade has decided, None outside of a cascade.
+    """
 
     spans: list[LabelledSpan]
     logits: npt.NDArray[np.float32]
+    dispatch: DispatchAnswer | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class EncodeItem:
 
     request: EngineRequest
     tokens: npt.NDArray[np.int32]
+    dispatch: DispatchInput | None = None
 
 
 class EngineStage(Stage[Input, Item, Answer]):
@@ -175,16 +183,43 @@ class EngineStage(Stage[Input, Item, Answer]):
         # With a long timeout of its own, a request has time left whatever arrival it claims. It must not go before all others.
         return Times(max(arrived_s, now_s - self._settings.default_deadline_s), deadline_s)
 
-    def weights_of(self, served: ServedTenant) -> Generator[Load, Any, Tenant]:
-        """Return a tenant in host memory, see `Stage.admit`."""
+    def weights_of(self, served: ServedTenant, dispatch: DispatchInput | None) -> Generator[Load, Any, Tenant]:
+        """Return a tenant in host memory, see `Stage.admit`. Raises BadInputError if its answers have no confidence."""
         if (tenant := self._cache.get(served)) is None:
             tenant = yield Load(partial(self._cache.fetch, served), served.name)
+        if dispatch is not None and not task_named(tenant.card.task).has_confidence:
+            raise BadInputError(
+                f"tenant {served.name}: answers of a {tenant.card.task} have no confidence: leave out DISPATCH"
+            )
         return tenant
 
     def encode(self, items: Sequence[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
-        """Compute the upper layers and heads, and decode the logits."""
-        for indices, logits in self.engine.run_each([item.request for item in items], batch.slot_tokens):
-            yield indices, [_answer(items[i], found) for i, found in zip(indices, logits, strict=True)]
+        """Compute the upper layers and heads, decode the logits, and decide which texts of a cascade are re-routed."""
+        for part in self.engine.run_each([item.request for item in items], batch.slot_tokens):
+            answers = self._answers([items[i] for i in part.texts], part)
+            texts = part.texts
+            # The answers leave before the next part is computed; the queries and keys must not stay meanwhile.
+            del part
+            yield texts, answers
+
+    def _answers(self, items: Sequence[EncodeItem], part: EncodedTexts) -> list[EncodeAnswer | HplmError]:
+        """Return the answers of a part's texts, with the importances of those that are re-routed."""
+        answers = [_answer(item, logits) for item, logits in zip(items, part.logits, strict=True)]
+        pruned = [
+            (place, answer, answer.dispatch)
+            for place, (item, answer) in enumerate(zip(items, answers, strict=True))
+            if item.request.keeps_attention
+            and isinstance(answer, EncodeAnswer)
+            and answer.dispatch is not None
+            and answer.dispatch.is_rerouted
+        ]
+        if pruned and part.attention is not None:
+            with self._tracer.span("importance", texts=len(pruned)):
+                found = part.attention.importances([place for place, _, _ in pruned])
+            for (place, answer, decided), importance in zip(pruned, found, strict=True):
+                words = word_importances(importance, items[place].tokens)
+                answers[place] = replace(answer, dispatch=replace(decided, importance=words))
+        return answers
 
     def _load(self, served: ServedTenant) -> Tenant:
         """Load a tenant from disk to host memory, in the shape of a slot. Raises an ArtifactError."""
@@ -238,8 +273,8 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
         if served is None:
             # Such requests share the permits of one tenant: invented names must not take the permits of real tenants.
             served = yield Load(partial(self._versions.fetch, (request.tenant, text.version_id)), tenant="")
-        tenant = yield from self.weights_of(served)
-        item = EncodeItem(EngineRequest(tenant, text.features), text.tokens)
+        tenant = yield from self.weights_of(served, text.dispatch)
+        item = encode_item(tenant, text.features, text.tokens, text.dispatch)
         return Admitted(item, tenant.card.name, len(text.features))
 
     def look_ahead(self, items: list[EncodeItem]) -> None:
@@ -280,11 +315,24 @@ def looks_ahead(settings: EncodeSettings, device: torch.device) -> bool:
     return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
 
 
+def encode_item(
+    tenant: Tenant, features: Features, tokens: npt.NDArray[np.int32], dispatch: DispatchInput | None
+) -> EncodeItem:
+    """Return a text for a batch, which keeps attention if importances are wanted."""
+    keeps_attention = dispatch is not None and dispatch.wants_importance
+    return EncodeItem(EngineRequest(tenant, features, keeps_attention), tokens, dispatch)
+
+
 def _answer(item: EncodeItem, logits: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
-    tenant = item.request.tenant
+    tenant, dispatch = item.request.tenant, item.dispatch
     try:
         task = task_named(tenant.card.task)
-        return EncodeAnswer(*task.decode(logits, tenant.card.labels, item.tokens, tenant.head.transitions))
+        read_from = (tenant.card.labels, item.tokens, tenant.head.transitions)
+        answer = EncodeAnswer(*task.decode(logits, *read_from))
+        if dispatch is None:
+            return answer
+        confidence = task.confidence(logits, *read_from, dispatch.temperature)
+        return replace(answer, dispatch=DispatchAnswer(confidence, dispatch.is_rerouted(confidence)))
     except Exception as error:
         # One tenant's odd labels must not fail the batch.
         log_rate_limited(f"tenant {tenant.card.name}: its answer cannot be decoded ({error!r})", error)

@@ -10,20 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hplm.adapters.tenant import Tenant
+from hplm.cascade.dispatch import DispatchInput
 from hplm.core.settings import FusedSettings
-from hplm.engine.encode import EngineRequest
 from hplm.errors import HplmError, InternalError
 from hplm.registry.records import ServedTenant
 from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, combine
 from hplm.scheduling.policy import Batch
 from hplm.serving.batch_loop import Results
-from hplm.serving.encode_stage import EncodeAnswer, EncodeItem, EngineStage
+from hplm.serving.encode_stage import EncodeAnswer, EncodeItem, EngineStage, encode_item
 from hplm.serving.lookup_stage import LookupAnswer, LookupItem, RawTexts, TextLookup
 from hplm.serving.request import Request
 from hplm.serving.stage import Admission, Admitted
 
 
 @dataclass(frozen=True)
+class FusedInput:
+    """The raw text or pair of a request, and how this level of a cascade decides on it; None outside of a cascade."""
+
+    texts: RawTexts
+    dispatch: DispatchInput | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class FusedAnswer(EncodeAnswer):
     """Labels and logits of one text. `truncated`: the text was longer than the base's maximum and was cut."""
 
@@ -36,10 +44,11 @@ class FusedItem:
 
     tenant: Tenant
     text: LookupItem
+    dispatch: DispatchInput | None = None
     looked_up: LookupAnswer | HplmError | None = None
 
 
-class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
+class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
     """Tokenise, look up, run, decode: the work of both stages, without a copy of hidden states between processes.
 
     The policy plans with estimated tokens, because texts are tokenised in their batch.
@@ -75,12 +84,13 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         # Admission reads the queue of its own process: None until a batch was planned.
         self._backlog = combine([backlog])
 
-    def admit(self, request: Request[RawTexts, FusedAnswer]) -> Admission[FusedItem]:
+    def admit(self, request: Request[FusedInput, FusedAnswer]) -> Admission[FusedItem]:
         """Find what the look-up needs, then the tenant's weights in host memory."""
-        text = yield from self.lookup.admit(request)
-        tenant = yield from self.weights_of(text.tenant)
+        dispatch = request.item.dispatch
+        text = yield from self.lookup.admit(request.with_item(request.item.texts))
+        tenant = yield from self.weights_of(text.tenant, dispatch)
         self._downstream.passed(text.tenant.name, text.tokens, request.arrived_s, time.monotonic())
-        return Admitted(FusedItem(tenant, text), text.tenant.name, text.tokens)
+        return Admitted(FusedItem(tenant, text, dispatch), text.tenant.name, text.tokens)
 
     def look_ahead(self, items: list[FusedItem]) -> None:
         """Fill adapter slots and look texts up for the next batch, while the batch that runs is computed."""
@@ -100,9 +110,8 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
         for index, item in enumerate(items):
             if isinstance(item.looked_up, LookupAnswer):
                 sound.append(index)
-                encode_items.append(
-                    EncodeItem(EngineRequest(item.tenant, item.looked_up.features), item.looked_up.tokens)
-                )
+                found = item.looked_up
+                encode_items.append(encode_item(item.tenant, found.features, found.tokens, item.dispatch))
                 truncated.append(item.looked_up.truncated)
                 self._tokens += len(item.looked_up.tokens)
             elif item.looked_up is not None:
@@ -111,7 +120,7 @@ class FusedStage(EngineStage[RawTexts, FusedItem, FusedAnswer]):
             yield (
                 [sound[i] for i in indices],
                 [
-                    answer if isinstance(answer, HplmError) else FusedAnswer(answer.spans, answer.logits, truncated[i])
+                    answer if isinstance(answer, HplmError) else FusedAnswer(**vars(answer), truncated=truncated[i])
                     for i, answer in zip(indices, answers, strict=True)
                 ],
             )

@@ -71,6 +71,8 @@ class RunLayers(nn.Module):
     at_attention: AdapterPlan
     read: Tensor | None
     at_attention_of_read: AdapterPlan
+    keeps_qkv: bool
+    kept: list[Tensor]
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class RunLayers(nn.Module):
         self.rounding = torch.tensor(ZERO_POINT + 0.5)
         self.unchanged = UNCHANGED
         self.last = len(weights) - 1
-        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED, None, UNCHANGED)
+        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED, None, UNCHANGED, False)
 
     @torch.jit.export
     def begin(
@@ -131,11 +133,16 @@ class RunLayers(nn.Module):
         at_attention: AdapterPlan,
         read: Tensor | None,
         at_attention_of_read: AdapterPlan,
+        keeps_qkv: bool,
     ) -> None:
         """Take a batch: `hidden` `[N, H]`, an `Attention`'s fields, and an adapter plan for each place.
 
         `read` has the places of the tokens that heads read, int64, with the plan for them; None if heads read all tokens.
+        With `keeps_qkv` the batch keeps each layer's queries, keys and values, for `kept_qkv`.
         """
+        # TorchScript takes an empty list for a constant, which all batches of the process would share and append to.
+        self.kept = [self.nothing] * len(self.weights)
+        self.keeps_qkv = keeps_qkv
         self.size = hidden.size(0)
         fillers = self._fillers(self.size)
         self.hidden = F.pad(hidden, [0, 0, 0, fillers]) if fillers > 0 else hidden
@@ -173,6 +180,8 @@ class RunLayers(nn.Module):
             qkv = self._int8_by_token(self.int8_qkv[layer], hidden)
         else:
             qkv = self._linear(hidden, weights[0], weights[1])
+        if self.keeps_qkv:
+            self.kept[layer] = qkv
         if self.attends_at_once and self.mask is None:
             context = attend_at_once(qkv, self.ends, self.longest, self.num_heads)
         else:
@@ -257,8 +266,13 @@ class RunLayers(nn.Module):
         return outer.add_(self._feed_forward(layer, hidden)) if self.are_apart[layer] else outer
 
     @torch.jit.export
+    def kept_qkv(self) -> list[Tensor]:
+        """Return queries, keys and values of each layer, `[N, 3 * H]`; fillers follow the batch's tokens."""
+        return self.kept
+
+    @torch.jit.export
     def end(self) -> Tensor:
         """Return the batch after all layers, `[N, H]`, or its `read` tokens `[R, H]`, and keep no tensor of it."""
         hidden = self.hidden[: self.size]
-        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged, None, self.unchanged)
+        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged, None, self.unchanged, False)
         return hidden

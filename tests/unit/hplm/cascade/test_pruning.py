@@ -19,7 +19,9 @@ def words_of(text: str, ratios: Sequence[float], offset: int = 0) -> npt.NDArray
     """The importance `[words, 3]` of a text whose words are runs of letters and single other characters."""
     found = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
     assert len(found) == len(ratios)
-    return np.array([(a + offset, b + offset, r) for (a, b), r in zip(found, ratios, strict=True)], np.float32).reshape(-1, 3)
+    return np.array([(a + offset, b + offset, r) for (a, b), r in zip(found, ratios, strict=True)], np.float32).reshape(
+        -1, 3
+    )
 
 
 @pytest.mark.parametrize(

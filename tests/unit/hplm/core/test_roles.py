@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,24 @@ def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() ->
         config = (share_folder("model_repository") / folder / "config.pbtxt").read_text()
         return re.findall(r"^(?:name|max_batch_size): .+|(?<=\{ )name: .+?\](?= )", config, flags=re.MULTILINE)
 
+    def but_the_name(folder: str) -> list[str]:
+        # The fused model takes DISPATCH, but needs it not.
+        return [tensor.removesuffix(" optional: true") for tensor in tensors(folder)[1:]]
+
     assert len(tensors("hbert")) == 9
-    assert tensors(fused_role().template) == tensors("hbert_whole") == tensors("hbert")
+    assert tensors("hbert_whole") == tensors("hbert")
+    assert tensors("hbert_dispatch_whole") == tensors("hbert_dispatch")
+    assert but_the_name(fused_role().template) == but_the_name("hbert_dispatch")
+    assert set(but_the_name("hbert")) < set(but_the_name("hbert_dispatch"))
+
+
+def test_a_base_that_an_earlier_release_exported_is_found_without_the_level_of_a_cascade(tmp_path: Path) -> None:
+    write_base(tmp_path, "hbert", "small")
+    shutil.rmtree(tmp_path / "hbert_dispatch")
+    (base,) = served_bases(tmp_path)
+    assert names(base.roles) == ("hbert_plot", "hbert_upper", "hbert")
+    assert base.form == "two-stage"
+    assert base.base == "small"
 
 
 def test_a_fused_model_is_the_same_for_both_kinds_of_bases() -> None:
@@ -59,8 +76,8 @@ def test_a_fused_model_is_the_same_for_both_kinds_of_bases() -> None:
 
 def test_models_of_another_base_are_named_after_it() -> None:
     roles = base_roles("mpnet")
-    assert names(roles) == ("mpnet_plot", "mpnet_upper", "mpnet")
-    assert roles.ensemble.needs == ("mpnet_plot", "mpnet_upper")
+    assert names(roles) == ("mpnet_plot", "mpnet_upper", "mpnet", "mpnet_dispatch")
+    assert roles.ensemble.needs == roles.dispatch.needs == ("mpnet_plot", "mpnet_upper")
 
 
 def write_base(models: Path, name: str, base: str, *, fused: bool = False) -> None:
@@ -84,7 +101,8 @@ def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings
     ]
     assert found[2].settings.look_up.table == found[1].settings.look_up.table == "general"
     assert found[1].store_root == (tmp_path / "late" / "1" / "../../../store").resolve()
-    bases = ("hbert_plot", "hbert_upper", "hbert", "late", "mpnet_plot", "mpnet_upper", "mpnet")
+    hbert, mpnet = names(base_roles("hbert")), names(base_roles("mpnet"))
+    bases = (*hbert, "late", *mpnet)
     assert models_of(tmp_path) == (*bases, "manager", "manager_watch")
     assert served_base(tmp_path) == found[0]
     assert served_base(tmp_path, "mpnet") == found[2]
@@ -95,11 +113,12 @@ def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings
 
 
 def test_a_model_is_unloaded_before_those_that_it_calls() -> None:
-    models = ("hbert_plot", "hbert_upper", "hbert", "late", "manager", "hplm")
-    assert unload_order(models) == ({"hplm"}, {"hbert", "late", "manager"}, {"hbert_plot", "hbert_upper"})
+    models = (*names(base_roles("hbert")), "late", "manager", "hplm")
+    callers = {"hbert", "hbert_dispatch", "late", "manager"}
+    assert unload_order(models) == ({"hplm"}, callers, {"hbert_plot", "hbert_upper"})
 
 
-@pytest.mark.parametrize("name", ["manager", "hplm", "mpnet_plot", "mpnet_upper", "Large", "a/b", ""])
+@pytest.mark.parametrize("name", ["manager", "hplm", "mpnet_plot", "mpnet_upper", "mpnet_dispatch", "Large", "a/b", ""])
 def test_a_name_of_another_model_or_none_at_all_names_no_base(name: str) -> None:
     with pytest.raises(ConfigError, match="--name: "):
         check_model_name(name)
