@@ -254,7 +254,7 @@ def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
 
 def kept_versions(registry: Registry, name: str) -> list[TenantVersion]:
     try:
-        return registry.tenantkept_versions(name)
+        return registry.tenant_versions(name)
     except UnknownTenantError:
         return []
 

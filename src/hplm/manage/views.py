@@ -53,7 +53,8 @@ def cascade(record: CascadeRecord, about: dict[str, Any]) -> dict[str, Any]:
         "lost": list(record.lost),
         "levels": dict(record.levels),
         "plan": None if record.plan is None else record.plan.to_json(),
-        **{key: about.get("cascade", {}).get(key, []) for key in ("candidates", "calibration")},
+        "candidates": about.get("cascade", {}).get("candidates", []),
+        "calibration": about.get("cascade", {}).get("levels", []),
     }
 
 

@@ -127,6 +127,11 @@ def default_to_cascade(connection: Connection, name: str) -> None:
         _set(connection, name, default_base=plan.levels[-1].base)
 
 
+def level_fields(cascade: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return `levels` and `plan` of a TenantVersion from the row's `cascade`."""
+    return {"levels": cascade["levels"], "plan": _plan(cascade, name)}
+
+
 def _plan(cascade: Mapping[str, Any], name: str) -> CascadePlan | None:
     return CascadePlan.from_json(cascade["plan"], f"plan of tenant {name!r}") if cascade["plan"] else None
 
@@ -168,7 +173,7 @@ def _insert_level(
     version_id = connection.execute(added).scalar_one()
     serve(connection, base, {name: version_id}, generation)
     move_queued_updates(connection, f"tenant:{name}", values["domain_version_id"])
-    return TenantVersion(version_id, base=base, **values, levels=dict(numbers))
+    return TenantVersion(version_id, base=base, **values, **level_fields(cascade, name))
 
 
 def _set(connection: Connection, name: str, **values: Any) -> None:

@@ -50,7 +50,8 @@ class TenantVersion:
     """One immutable version of a tenant, tied to one domain version of `base`.
 
     `number` counts the tenant's versions over all bases. `about` says how it was made: scores, curve and so on. A level of a
-    cascade has `levels`: the numbers by base, its own among them, that came into force with it. Other versions have none.
+    cascade has `levels`: the numbers by base, its own among them, that came into force with it. The last level of the plan
+    has the `plan`.
     """
 
     id: int
@@ -62,6 +63,7 @@ class TenantVersion:
     created_s: float
     about: dict[str, Any]
     levels: Mapping[str, int] = field(default_factory=dict)
+    plan: CascadePlan | None = None
 
 
 @dataclass(frozen=True)

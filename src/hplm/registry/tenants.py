@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, func, insert, or_, select, update
 
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
-from hplm.registry.cascades import default_to_cascade
+from hplm.registry.cascades import default_to_cascade, level_fields
 from hplm.registry.database import IN_ONE_QUERY, RegistryPart, bump
 from hplm.registry.domains import check_kept, versions_of_base
 from hplm.registry.jobs import at_work_on, cancel_all, move_queued_updates, unfinished_subjects
@@ -283,7 +283,10 @@ def _kept(connection: Connection, name: str, *order: ColumnElement[int]) -> list
         .where(v.tenant == name, v.retired_s.is_(None))
         .order_by(*order)
     )
-    return [TenantVersion(*row[:-1], (row.cascade or {}).get("levels", {})) for row in connection.execute(query)]
+    rows = connection.execute(query)
+    return [
+        TenantVersion(*row[:-1], **({} if row.cascade is None else level_fields(row.cascade, name))) for row in rows
+    ]
 
 
 def _publish_part(
