@@ -40,6 +40,7 @@
     |  |- BadManageRequestError    BAD_MANAGE_REQUEST      INVALID_ARG
     |  |- ForbiddenError           FORBIDDEN               INVALID_ARG
     |  |- CorpusTooSmallError      CORPUS_TOO_SMALL        INVALID_ARG
+    |  |- ContractError            CONTRACT_REFUSED        INVALID_ARG
     |  |- JobCancelledError        JOB_CANCELLED           INVALID_ARG
     |  |- WorkerLostError          WORKER_LOST             INTERNAL
     |- ConfigError                 BAD_CONFIG              INTERNAL
@@ -277,6 +278,12 @@ class ForbiddenError(ManageError):
 
 class CorpusTooSmallError(ManageError):
     code = "CORPUS_TOO_SMALL"
+
+
+class ContractError(ManageError):
+    """The accuracy or latency that a tenant asked for cannot be promised. The message has the nearest offer."""
+
+    code = "CONTRACT_REFUSED"
 
 
 class JobCancelledError(ManageError):

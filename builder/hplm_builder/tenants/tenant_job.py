@@ -20,7 +20,7 @@ from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.records import DomainVersion, Job, TenantVersion
 from hplm.registry.registry import Registry
-from hplm.reporting.progress import shared_out
+from hplm.reporting.progress import Report, shared_out
 from hplm.runtime.crash_points import crash_point
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
@@ -52,29 +52,16 @@ def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None)
     """
     request, registry = job.request, context.registry
     name = request["tenant"]
-    if (made := version_of_job(job, _versions(registry, name))) is not None:
+    if (made := version_of_job(job, kept_versions(registry, name))) is not None:
         return _result(made)
     registry.check_next_number(name, lambda n: context.store.tenant_version(name, n))
-    task = _Task.read(job, context, data)
-    trained = train_tenant(
-        task.base,
-        task.lookup(context.store),
-        name,
-        task.data,
-        task.settings,
-        shared_out(context.lease.report, SHARES_WITH_TEACHER if task.data.unlabelled else SHARES),
-        example=request.get("example", ""),
-        start=task.start,
-        factors=task.factors,
-    )
+    task = TenantTask.read(job, context, data)
+    trained = task.train(job, context.store, context.lease.report)
     crash_point("job.trained")
     if task.current is not None and task.keeps(trained):
         return _unchanged(job, context, task.current, trained)
     number = context.lease.retry(lambda: registry.next_number(name, lambda n: context.store.tenant_version(name, n)))
-    about = {**trained.card.about, "job": job.id, "domain": task.lineage[0].path}
-    if task.width_why:
-        about["width_why"] = task.width_why
-    card = replace(trained.card, about=about)
+    card = replace(trained.card, about=task.about(job, trained))
     folder = context.store.tenant_version(name, number)
     context.lease.report("publish", 1.0)
     tenants.save(folder, replace(trained, card=card))
@@ -90,7 +77,7 @@ def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None)
             number=number,
             expected=task.current.number if task.current else None,
         ),
-        lambda: version_of_job(job, _versions(registry, name)),
+        lambda: version_of_job(job, kept_versions(registry, name)),
         job=job,
     )
     return _result(made)
@@ -98,25 +85,23 @@ def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None)
 
 def plan_tenant(job: Job, context: JobContext) -> dict[str, Any]:
     """Return what `make_tenant` would cost, measured on a few examples. The files are checked in the same way."""
-    task = _Task.read(job, context)
+    task = TenantTask.read(job, context)
     context.lease.report("measure", 0.5)
     warnings = data_warnings(task.data, task.base.load_text_encoder())
     return {
         "examples": task.data.counts,
         "labels": list(task.data.labels),
         "task": task.data.task,
-        "estimated_s": estimate_fine_tune(
-            task.data, task.settings, task.base, task.lookup(context.store), start=task.start, factors=task.factors
-        ),
+        "estimated_s": task.estimate_s(context.store),
         "adapter_widths": [width_name(factor) for factor in task.factors],
-        "bytes": _bytes(task),
+        "bytes": task.weight_bytes,
         **({"warnings": warnings} if warnings else {}),
     }
 
 
 @dataclass(frozen=True)
-class _Task:
-    """A tenant's job with its data read and checked.
+class TenantTask:
+    """The training of a tenant over one base, with its data read and checked.
 
     `current` is the version that an update replaces, `start` the same version with its weights, to train on from. `factors` are
     the reduction factors among which dev chooses; `width_why` says why there is no choice if one was asked for, else "".
@@ -133,7 +118,7 @@ class _Task:
     miss: Miss
 
     @classmethod
-    def read(cls, job: Job, context: JobContext, data: LabelledData | None = None) -> _Task:
+    def read(cls, job: Job, context: JobContext, data: LabelledData | None = None) -> TenantTask:
         """Read and check what the job starts from.
 
         Raises AlreadyThereError, UnknownTenantError, UnknownDomainError, DataError and what `locate` raises."""
@@ -161,17 +146,7 @@ class _Task:
         lineage = registry.lineage(registry.current_domain(request["base"], domain).id)
         settings = _settings(request, start)
         if data is None:
-            uploads = Uploads(context.store, registry)
-            paths = {part: locate(source, uploads) for part, source in request["data"].items()}
-            data = read_data(
-                # Errors are for the sender of the file: they name the file, not its place on this machine.
-                # A file that was named by its path may have grown since the request.
-                **{part: LabelledFile(path, path.name, request["most_data_bytes"]) for part, path in paths.items()},
-                task=start.card.task if start else request["task"],
-                expected_labels=start.card.labels if start else None,
-                seed=settings.seed,
-                columns=Columns(**request["columns"]),
-            )
+            data = read_files(job, context, start, settings.seed)
         if start and data.texts != start.card.texts:
             raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
         factors: tuple[int, ...] = (settings.reduction_factor,)
@@ -181,6 +156,45 @@ class _Task:
             factors = factors_to_train(task_named(data.task), width, request["reduction_factor"])
             why = NO_WIDER if width == "auto" and len(factors) == 1 else ""
         return cls(base, lineage, current, start, data, settings, factors, why, request["miss"])
+
+    def train(self, job: Job, store: Store, report: Report) -> Tenant:
+        """Train the tenant. The steps of `report` share 0 to 1. Raises what `train_tenant` raises."""
+        return train_tenant(
+            self.base,
+            self.lookup(store),
+            job.request["tenant"],
+            self.data,
+            self.settings,
+            shared_out(report, SHARES_WITH_TEACHER if self.data.unlabelled else SHARES),
+            example=job.request.get("example", ""),
+            start=self.start,
+            factors=self.factors,
+        )
+
+    def about(self, job: Job, trained: Tenant) -> dict[str, Any]:
+        """Return the card's `about` of the version that the job publishes."""
+        why = {"width_why": self.width_why} if self.width_why else {}
+        return {**trained.card.about, "job": job.id, "domain": self.lineage[0].path, **why}
+
+    def estimate_s(self, store: Store) -> float:
+        """Return the seconds that `train` would take on this machine now."""
+        return estimate_fine_tune(
+            self.data, self.settings, self.base, self.lookup(store), start=self.start, factors=self.factors
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the tenant's weights on disk, in float32, with the widest adapter that dev may choose.
+
+        An update keeps the shapes of the weights.
+        """
+        config, start, labels = self.base.config, self.start, len(self.data.labels)
+        hidden = config.hidden_size
+        reduced = start.packed.reduced_size if start else config.reduced_size(min(self.factors))
+        kind = task_named(self.data.task)
+        head = (start.card.word_window if start else kind.new_word_window) * labels * (hidden + 1)
+        transitions = (1 + labels) * labels if kind.has_transitions else 0
+        return 4 * (config.adapted_layers * packed_width(hidden, reduced) + head + transitions)
 
     def keeps(self, trained: Tenant) -> bool:
         """Return whether an update made the tenant no better on dev, so that the current version stays.
@@ -194,6 +208,27 @@ class _Task:
 
     def lookup(self, store: Store) -> Domain:
         return open_features(store, self.base, [version.path for version in self.lineage], miss=self.miss)
+
+
+def read_files(job: Job, context: JobContext, start: Tenant | None, seed: int, proves: bool = False) -> LabelledData:
+    """Read and check the files of a job's request; labels and task are those of `start` if there is one.
+
+    With `proves`, the file of the proof stands in the place of the test data. Raises DataError and what `locate` raises.
+    """
+    request, uploads = job.request, Uploads(context.store, context.registry)
+    sources = {part: source for part, source in request["data"].items() if part != "proof"}
+    if proves:
+        sources |= {"test": request["data"]["proof"]}
+    paths = {part: locate(source, uploads) for part, source in sources.items()}
+    return read_data(
+        # Errors are for the sender of the file: they name the file, not its place on this machine.
+        # A file that was named by its path may have grown since the request.
+        **{part: LabelledFile(path, path.name, request["most_data_bytes"]) for part, path in paths.items()},
+        task=start.card.task if start else request["task"],
+        expected_labels=start.card.labels if start else None,
+        seed=seed,
+        columns=Columns(**request["columns"]),
+    )
 
 
 def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
@@ -217,7 +252,7 @@ def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
     return TrainSettings(**given)
 
 
-def _versions(registry: Registry, name: str) -> list[TenantVersion]:
+def kept_versions(registry: Registry, name: str) -> list[TenantVersion]:
     try:
         return registry.tenant_versions(name)
     except UnknownTenantError:
@@ -226,10 +261,10 @@ def _versions(registry: Registry, name: str) -> list[TenantVersion]:
 
 def _result(version: TenantVersion) -> dict[str, Any]:
     """Return the result of a job that published a version."""
-    return {"tenant": version.tenant, "version": version.number, "published": True, **_shown(version.about)}
+    return {"tenant": version.tenant, "version": version.number, "published": True, **shown(version.about)}
 
 
-def _shown(about: dict[str, Any]) -> dict[str, Any]:
+def shown(about: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a version's `about` that a job's result shows."""
     more = ("adapter_width", "width_scores", "width_why", "baseline_scores", "warnings")
     return {
@@ -265,22 +300,8 @@ def _unchanged(job: Job, context: JobContext, current: TenantVersion, trained: T
         "version": current.number,
         "published": False,
         "why": f"{why}: version {current.number} stays",
-        **_shown(about),
+        **shown(about),
     }
-
-
-def _bytes(task: _Task) -> int:
-    """Return the bytes of a tenant's weights on disk, in float32, with the widest adapter that dev may choose.
-
-    An update keeps the shapes of the weights.
-    """
-    config, start, labels = task.base.config, task.start, len(task.data.labels)
-    hidden = config.hidden_size
-    reduced = start.packed.reduced_size if start else config.reduced_size(min(task.factors))
-    kind = task_named(task.data.task)
-    head = (start.card.word_window if start else kind.new_word_window) * labels * (hidden + 1)
-    transitions = (1 + labels) * labels if kind.has_transitions else 0
-    return 4 * (config.adapted_layers * packed_width(hidden, reduced) + head + transitions)
 
 
 def _texts(count: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hplm.errors import ArtifactError, ManageError
 from hplm.jobs.lease import JobLease
@@ -51,9 +52,14 @@ def hide_store_paths(store: Store, message: str) -> Iterator[None]:
         raise type(error)(f"{message}; the worker's log says why") from cause
 
 
+def versions_of_job(job: Job, versions: Sequence[Version]) -> list[Version]:
+    """Return the versions that this job published before its worker process was lost."""
+    return [version for version in versions if version.about.get("job") == job.id]
+
+
 def version_of_job(job: Job, versions: Sequence[Version]) -> Version | None:
     """Return the version that this job published before its worker process was lost; None if there is none."""
-    return next((version for version in versions if version.about.get("job") == job.id), None)
+    return next(iter(versions_of_job(job, versions)), None)
 
 
 def publish(
@@ -70,29 +76,52 @@ def publish(
     worker process that took the job when this one looked dead. `find_published` returns that version.
     """
 
-    def register_held() -> Version:
-        # Checked at every attempt: the job may be cancelled or taken over while the registry cannot be used.
-        context.lease.renew()
-        crash_point("publish.before")
-        return register(context.store.relative(folder))
+    def find() -> list[Version]:
+        version = find_published()
+        return [] if version is None else [version]
 
-    try:
-        version = context.lease.retry(register_held)
-    except ManageError:
-        published = context.lease.retry(find_published)
-        if published is None or context.store.path(published.path) != folder:
-            shutil.rmtree(folder, ignore_errors=True)
-        if published is None:
-            raise
-        version = published
-    crash_point("publish.after")
-    retire_old(context, job)
-    crash_point("job.retired")
+    (version,) = publish_all(context, [folder], lambda: [register(context.store.relative(folder))], find, job=job)
     return version
 
 
+def publish_all(
+    context: JobContext,
+    folders: Sequence[Path],
+    register: Callable[[], list[Version]],
+    find_published: Callable[[], list[Version]],
+    *,
+    job: Job,
+) -> list[Version]:
+    """Register in one transaction the artifacts in `folders` that `job` has made, as `publish` does with one."""
+
+    def register_held() -> list[Version]:
+        # Checked at every attempt: the job may be cancelled or taken over while the registry cannot be used.
+        context.lease.renew()
+        crash_point("publish.before")
+        return register()
+
+    try:
+        versions = context.lease.retry(register_held)
+    except ManageError:
+        published = context.lease.retry(find_published)
+        for folder in set(folders) - {context.store.path(version.path) for version in published}:
+            shutil.rmtree(folder, ignore_errors=True)
+        if not published:
+            raise
+        versions = published
+    crash_point("publish.after")
+    retire_old(context, job)
+    crash_point("job.retired")
+    return versions
+
+
 def retire_old(context: JobContext, job: Job) -> None:
-    """Retire versions beyond the `keep_versions` of the job's request; nothing if that is None."""
-    keep, base = job.request["keep_versions"], job.request["base"]
-    if keep is not None:
-        context.lease.retry(lambda: context.registry.retire(keep, context.clock(), base=base, by_job=job.id))
+    """Retire versions beyond the `keep_versions` of the job's request over all its bases; nothing if that is None."""
+    keep = job.request["keep_versions"]
+    for base in bases_of(job.request) if keep is not None else ():
+        context.lease.retry(partial(context.registry.retire, keep, context.clock(), base=base, by_job=job.id))
+
+
+def bases_of(request: Mapping[str, Any]) -> list[str]:
+    """Return the bases of a job's request: those of all levels, or the only one."""
+    return list(request.get("levels") or [request["base"]])

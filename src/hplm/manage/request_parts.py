@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hplm.adapters.tenant import Pooling
+from hplm.cascade.plan import OnLate
 from hplm.core.settings import AdapterWidth
 from hplm.errors import ConfigError
 
@@ -34,12 +35,16 @@ class Source:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """A tenant's labelled files, and a file of unlabelled texts. Without `dev`, a part of `train` is split off."""
+    """A tenant's labelled files, and a file of unlabelled texts. Without `dev`, a part of `train` is split off.
+
+    `proof` are examples that only prove a cascade's accuracy. Without `proof`, a part of dev is set aside.
+    """
 
     train: Source
     dev: Source | None = None
     test: Source | None = None
     unlabelled: Source | None = None
+    proof: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,23 @@ class TuneSettings:
             raise ConfigError("learning_rates must be 1 to 8 numbers")
         for rate in self.learning_rates or ():
             between("learning_rates", rate, 1e-7, 1.0)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a tenant asks of its cascade. What is None is as it was, or has its default at first.
+
+    `accuracy` is a share of right answers, `latency_ms` the mean of requests one at a time, in milliseconds.
+    """
+
+    accuracy: float | None = None
+    latency_ms: float | None = None
+    deterministic: bool | None = None
+    on_late: OnLate | None = None
+
+    def __post_init__(self) -> None:
+        between("accuracy", self.accuracy, 0.01, 0.9999)
+        between("latency_ms", self.latency_ms, 0.01, 60_000.0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,7 @@ class PretrainSettings:
         between("seed", self.seed, 0, 2**31 - 1)
 
 
-def given(part: DataFiles | TuneSettings | PretrainSettings) -> dict[str, Any]:
+def given(part: DataFiles | TuneSettings | PretrainSettings | Target) -> dict[str, Any]:
     """Return the files or settings that the request names."""
     return {key: value for key, value in vars(part).items() if value is not None}
 

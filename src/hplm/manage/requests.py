@@ -17,10 +17,11 @@ from hplm.core.columns import Columns
 from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
 from hplm.errors import BadManageRequestError, ConfigError
-from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, TuneSettings, between, check_id
+from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, Target, TuneSettings, between, check_id
 from hplm.registry.records import JobState
 from hplm.tasks.task_loader import task_named
 
+MOST_LEVELS = 4  # of a cascade; the number of combinations that are tried doubles with each
 MOST_DEV_FILES = 16  # most files of labelled examples to compare a domain on
 MOST_LISTED = 1000  # most entries of one listing
 MOST_INTEGER = 1 << 62  # largest size or offset of a file
@@ -52,6 +53,7 @@ class FineTune(ManageRequest):
     """A request to train a new tenant over the current version of a domain, or a tenant's next version, whose labels stay.
 
     `columns` names the columns of all files. `drop_uploads`: the uploads are dropped when the job ends, however it ends.
+    A tenant with `levels`, the names of bases from small to large, gets a cascade for its `target`.
     """
 
     tenant: str
@@ -59,6 +61,8 @@ class FineTune(ManageRequest):
     columns: Columns = field(default_factory=Columns)
     domain: str | None = None
     base: str | None = None
+    levels: tuple[str, ...] | None = None
+    target: Target = field(default_factory=Target)
     task: str | None = None
     settings: TuneSettings = field(default_factory=TuneSettings)
     dry_run: bool = False
@@ -68,6 +72,20 @@ class FineTune(ManageRequest):
         super().__post_init__()
         if self.task is not None:
             task_named(self.task)
+        for level in self.levels or ():
+            check_name_of("levels", level)
+        if self.levels is not None and not 1 <= len({*self.levels}) == len(self.levels) <= MOST_LEVELS:
+            raise ConfigError(f"levels must be 1 to {MOST_LEVELS} different bases, got {', '.join(self.levels)}")
+        if self.levels is not None and self.base is not None:
+            raise ConfigError("give `levels` for a cascade or `base` for a tenant over one base, not both")
+
+
+@dataclass(frozen=True)
+class Retarget(ManageRequest):
+    """A request to select a tenant's cascade again for another target, without training."""
+
+    tenant: str
+    target: Target
 
 
 @dataclass(frozen=True)

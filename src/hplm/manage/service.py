@@ -24,7 +24,7 @@ from hplm.errors import (
     check_ending,
     from_stored,
 )
-from hplm.manage import requests, views
+from hplm.manage import cascades, requests, views
 from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
@@ -126,23 +126,32 @@ class ManageService:
     def _fine_tune(self, request: requests.FineTune, *, kind: str) -> Answer:
         self._check_room()
         name = request.tenant
+        cascade = None
         if kind == "tenant.update":
             if request.base is not None:
                 self._base(request.base)
             with self._naming_its_job(f"tenant:{name}"):
                 record = self._registry.tenant(name, request.base)
-            (base, managed), domain = self._base(record.base), request.domain or record.domain
+                cascade = cascades.check_update(request, self._registry.cascade_of(name))
+            named = [record.base] if cascade is None else list(cascade.levels)
+            domains = {base: request.domain or self._registry.tenant(name, base).domain for base in named}
         else:
-            base, managed = self._base(request.base)
-            is_there = self._registry.find_tenant(name, base) is not None
-            self._check_new("tenant", name, f"tenant:{name}", is_there=is_there, base=base)
-            domain = request.domain or managed.domain
-        if request.settings.adapter_width == "wide" and managed.reduction_factor >= REDUCTION_FACTOR:
-            raise BadManageRequestError(
-                f"the adapter slots of base {base!r} hold no wide adapter (reduction_factor {managed.reduction_factor}): "
-                "ask for a narrow one, or export the models with `hplm build export --reduction-factor 4`"
-            )
-        self._check_domain(base, domain, is_waited_for=not request.dry_run)
+            cascades.check_create(request)
+            domains = {}
+            for level in request.levels or [request.base]:
+                base, managed = self._base(level)
+                is_there = self._registry.find_tenant(name, base) is not None
+                self._check_new("tenant", name, f"tenant:{name}", is_there=is_there, base=base)
+                domains[base] = request.domain or managed.domain
+        served = {base: self._base(base)[1] for base in domains}
+        for base, domain in domains.items():
+            if request.settings.adapter_width == "wide" and served[base].reduction_factor >= REDUCTION_FACTOR:
+                raise BadManageRequestError(
+                    f"the adapter slots of base {base!r} hold no wide adapter (reduction_factor "
+                    f"{served[base].reduction_factor}): ask for a narrow one, or export the models with "
+                    "`hplm build export --reduction-factor 4`"
+                )
+            self._check_domain(base, domain, is_waited_for=not request.dry_run)
         files: dict[str, Source] = given(request.data)
         self._check_files(files.values(), DATA_ENDINGS, self._settings.max_data_bytes, drop=files.values())
         details = {
@@ -153,7 +162,22 @@ class ManageService:
             "columns": request.columns.named,
             "most_data_bytes": self._settings.max_data_bytes,
         }
-        return self._submit(kind, f"tenant:{name}", request, base, managed, domain, details)
+        if request.levels is not None or cascade is not None:
+            details |= cascades.of_levels(domains, served, request.target, cascade)
+        base, domain = list(domains.items())[-1]
+        return self._submit(kind, f"tenant:{name}", base, served[base], domain, details, request)
+
+    def _retarget(self, request: requests.Retarget) -> Answer:
+        """Queue a job that selects and proves again from what the levels answered on dev when they were trained."""
+        self._check_room()
+        name = request.tenant
+        with self._naming_its_job(f"tenant:{name}"):
+            cascade = cascades.check_in_force(name, self._registry.cascade_of(name))
+        domains = {base: self._registry.tenant(name, base).domain for base in cascade.levels}
+        served = {base: self._base(base)[1] for base in domains}
+        details = {"tenant": name, **cascades.of_levels(domains, served, request.target, cascade)}
+        base, domain = list(domains.items())[-1]
+        return self._submit("tenant.target", f"tenant:{name}", base, served[base], domain, details)
 
     def _pretrain(self, request: requests.Pretrain, *, kind: str) -> Answer:
         self._check_room()
@@ -201,7 +225,7 @@ class ManageService:
             "min_corpus_tokens": self._settings.min_corpus_tokens,
             "most_corpus_bytes": self._settings.max_upload_bytes,
         }
-        return self._submit(kind, f"domain:{base}/{name}", request, base, managed, name, details)
+        return self._submit(kind, f"domain:{base}/{name}", base, managed, name, details, request)
 
     def _check_room(self) -> None:
         """Raise QueueFullError if too many jobs wait."""
@@ -266,28 +290,32 @@ class ManageService:
         self,
         kind: str,
         subject: str,
-        request: requests.FineTune | requests.Pretrain,
         base: str,
         managed: ManagedBase,
         domain: str,
         details: dict[str, Any],
+        request: requests.FineTune | requests.Pretrain | None = None,
     ) -> Answer:
-        """Queue a job whose request holds all settings: settings that change later apply to later jobs."""
+        """Queue a job whose request holds all settings: settings that change later apply to later jobs.
+
+        `request` is that of a training.
+        """
+        is_dry_run = request is not None and request.dry_run
         common = {
             "base": base,
             "domain": domain,
-            "settings": given(request.settings),
+            "settings": {} if request is None else given(request.settings),
             "keep_versions": self._settings.keep_versions,
             "miss": managed.miss,
             "reduction_factor": managed.reduction_factor,
-            "dry_run": request.dry_run,
-            "drop_uploads": request.drop_uploads,
+            "dry_run": is_dry_run,
+            "drop_uploads": request is not None and request.drop_uploads,
         }
         # A dry run changes nothing, so it does not wait for its subject's jobs.
-        subject = f"{PLAN}{subject}" if request.dry_run else subject
+        subject = f"{PLAN}{subject}" if is_dry_run else subject
         job = self._registry.submit_job(kind, subject, {**common, **details}, self._clock())
         crash_point("job.submitted")
-        return self._planned(job) if request.dry_run else {"job": job.id}
+        return self._planned(job) if is_dry_run else {"job": job.id}
 
     def _planned(self, job: Job) -> Answer:
         """Return the plan if a worker makes it soon, else only the job. Raises the error that the job failed with."""
@@ -341,11 +369,17 @@ class ManageService:
     def _show_tenant(self, request: requests.OfTenant) -> Answer:
         with self._naming_its_job(f"tenant:{request.tenant}"):
             record = self._registry.tenant(request.tenant, request.base)
+            cascade = self._registry.cascade_of(request.tenant)
         versions = [
             {**views.version(version), "base": version.base}
             for version in self._registry.tenant_versions(request.tenant)
         ]
-        return {"tenant": {**views.tenant(record), "about": record.current.about, "versions": versions}}
+        shown = {**views.tenant(record), "about": record.current.about, "versions": versions}
+        if cascade is not None:
+            last = list(cascade.levels)[-1] if cascade.plan is None else cascade.plan.levels[-1].base
+            found = self._registry.find_tenant(request.tenant, last)
+            shown["cascade"] = views.cascade(cascade, {} if found is None else found.current.about)
+        return {"tenant": shown}
 
     def _list_tenants(self, request: requests.ListTenants) -> Answer:
         records = self._registry.tenants(prefix=request.prefix, after=request.after, limit=request.limit)
@@ -410,6 +444,7 @@ class ManageService:
     ACTIONS: ClassVar[dict[str, tuple[type[requests.ManageRequest], Callable[[ManageService, Any], Answer]]]] = {
         "tenant.create": (requests.FineTune, partial(_fine_tune, kind="tenant.create")),
         "tenant.update": (requests.FineTune, partial(_fine_tune, kind="tenant.update")),
+        "tenant.target": (requests.Retarget, _retarget),
         "tenant.delete": (requests.OfTenant, _delete_tenant),
         "tenant.rollback": (requests.RollBackTenant, _roll_back),
         "tenant.show": (requests.OfTenant, _show_tenant),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from hplm.registry.records import PLAN, DomainRecord, DomainVersion, Job, TenantRecord, TenantVersion, Upload
+from hplm.registry.records import (
+    PLAN,
+    CascadeRecord,
+    DomainRecord,
+    DomainVersion,
+    Job,
+    TenantRecord,
+    TenantVersion,
+    Upload,
+)
 
 _JOB_KEYS = (
     *("kind", "state", "step", "progress", "eta_s", "error", "result", "attempts", "cancel_requested"),
@@ -31,6 +40,21 @@ def tenant(record: TenantRecord) -> dict[str, Any]:
         "created_s": record.current.created_s,
         "default_base": record.default_base,
         "bases": dict(record.bases),
+    }
+
+
+def cascade(record: CascadeRecord, about: dict[str, Any]) -> dict[str, Any]:
+    """Return a tenant's cascade: its plan, whether the plan is in force, and what the selection said.
+
+    `about` is that of the version that keeps the plan.
+    """
+    return {
+        "in_force": record.is_in_force,
+        "lost": list(record.lost),
+        "levels": dict(record.levels),
+        "plan": None if record.plan is None else record.plan.to_json(),
+        "candidates": about.get("cascade", {}).get("candidates", []),
+        "calibration": about.get("cascade", {}).get("levels", []),
     }
 
 

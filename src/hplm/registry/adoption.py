@@ -21,8 +21,7 @@ from hplm.registry.domains import (
 )
 from hplm.registry.records import UNFINISHED, BaseRecord, DomainVersion, NewDomain, NewTenant, Snapshot
 from hplm.registry.schema import bases, domain_versions, domains, jobs, state, tenant_versions, tenants, uploads
-from hplm.registry.tenant_bases import serve
-from hplm.registry.tenants import version_values
+from hplm.registry.tenant_bases import serve, version_values
 
 CHANGED = "the registry was changed meanwhile: run the command again"
 

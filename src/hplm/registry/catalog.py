@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from hplm.cascade.plan import CascadePlan
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
 from hplm.registry.records import Changes, DomainVersion, ServedTenant, WithdrawnTenant
 from hplm.registry.registry import Registry
@@ -49,6 +50,7 @@ class Catalog:
         self._refreshing = threading.Lock()
         self._generation = 0
         self._published: dict[str, ServedTenant] = {}
+        self._plans: dict[str, CascadePlan] = {}
         self._replaced: dict[int, tuple[float, ServedTenant]] = {}
         self._lineages: dict[int, tuple[DomainVersion, ...]] = {}  # by id of a domain version
         self._stopped = threading.Event()
@@ -147,6 +149,13 @@ class Catalog:
         """Return the served versions, and replaced versions that requests under way may still name."""
         return [*self._published.values(), *(tenant for _, tenant in list(self._replaced.values()))]
 
+    def plan_of(self, name: str) -> CascadePlan | None:
+        """Return the plan of a tenant's cascade that is in force; None if there is none. Does not read the registry.
+
+        A plan is in force while each level that was published with it is the current version over its base.
+        """
+        return self._plans.get(name)
+
     def lineage(self, domain: str) -> tuple[str, ...]:
         """Return the folders of a domain's current version and of the versions above it. Raises UnknownDomainError.
 
@@ -181,7 +190,9 @@ class Catalog:
         published = {} if changes.full else dict(self._published)
         replaced = {} if changes.full else self._replaced
         told: tuple[ServedTenant | WithdrawnTenant, ...] = (*changes.withdrawn, *changes.published)
+        plans = {} if changes.full else dict(self._plans)
         for changed in told:
+            plans.pop(changed.name, None)
             before = published.get(changed.name)
             if before is not None and before.base == changed.base:
                 del published[changed.name]
@@ -192,6 +203,7 @@ class Catalog:
         if changes.full:
             self._forgotten += [tenant for tenant in self.retained() if published.get(tenant.name) != tenant]
         self._lineages, self._published, self._replaced = lineages, published, replaced
+        self._plans = {**plans, **changes.plans}
         self._generation = changes.generation
 
     def _with_lineage(self, tenant: ServedTenant, lineages: dict[int, tuple[DomainVersion, ...]]) -> ServedTenant:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, true, update
 
 from hplm.errors import LeaseLostError, UnknownJobError, WorkerLostError
 from hplm.registry.database import RegistryPart
@@ -32,6 +33,8 @@ Expired = Callable[[Mapping[str, float]], Collection[str]]
 # A dry run is short and its client waits, so it is taken this many places before its turn: before all jobs that may wait.
 # No job is overtaken by more dry runs than this, however many come.
 OVERTAKEN = 10_000
+# The key of a cascade job's request with the domain that each level stands on, by base.
+DOMAINS = "domains"
 # The progress of a job that no process runs.
 NOT_BEGUN = {"step": "", "progress": 0.0, "eta_s": None}
 _COLUMNS = tuple(jobs.c[field.name] for field in fields(Job))
@@ -135,7 +138,7 @@ class Jobs(RegistryPart):
 
         The first is the oldest dry run, else the oldest job, see OVERTAKEN. It is queued, or its lease has `expired`.
         Jobs of one subject run one by one in their order. A tenant's job waits while a job of its domain runs, see
-        `base` and `domain` of its request.
+        `base` and `domain` of its request, or DOMAINS.
 
         A job that lost its worker process for the third time fails, and one that was to be cancelled is cancelled. If
         such a job has published, it is taken once more instead, because it is done. A local job is never taken.
@@ -254,8 +257,10 @@ def jobs_on_domain(connection: Connection, base: str, name: str) -> list[str]:
         jobs.c.state.in_(UNFINISHED),
         jobs.c.cancel_requested.is_(False),
         jobs.c.subject != f"domain:{base}/{name}",
-        keys["base"] == base,
-        func.coalesce(keys["parent"], keys["domain"]) == name,
+        or_(
+            and_(keys["base"] == base, func.coalesce(keys["parent"], keys["domain"]) == name),
+            _domain_of_level(base) == name,
+        ),
         jobs.c.request["dry_run"].as_boolean().is_not(true()),
     )
     return [f"{row.id} ({row.subject})" for row in connection.execute(query.order_by(jobs.c.seq))]
@@ -267,8 +272,13 @@ def domains_in_work(connection: Connection, base: str, besides: str) -> set[str]
     Such a job stands on the version that was current when it began.
     """
     running = select(jobs.c.request).where(jobs.c.state == "running", jobs.c.id != besides)
-    requests = [request for request in connection.scalars(running) if request.get("base") == base]
-    return {name for request in requests for name in (request.get("domain"), request.get("parent")) if name is not None}
+    used: set[str] = set()
+    for request in connection.scalars(running):
+        if request.get("base") == base:
+            used |= {request[key] for key in ("domain", "parent") if request.get(key) is not None}
+        if base in request.get(DOMAINS, {}):
+            used.add(request[DOMAINS][base])
+    return used
 
 
 def cancel_all(connection: Connection, subject: str, now_s: float, *, base: str | None = None) -> set[str]:
@@ -286,8 +296,13 @@ def cancel_all_over(connection: Connection, base: str, now_s: float) -> set[str]
 
 
 def _is_over(base: str) -> ColumnElement[bool]:
-    """Return the condition that a job's request names the base."""
-    return jobs.c.request["base"].as_string() == base
+    """Return the condition that a job's request names the base, or a level over it."""
+    return or_(jobs.c.request["base"].as_string() == base, _domain_of_level(base).is_not(None))
+
+
+def _domain_of_level(base: str) -> ColumnElement[str]:
+    """Return the domain on which a cascade job's level over the base stands; null for other jobs."""
+    return jobs.c.request[(DOMAINS, base)].as_string()
 
 
 def _cancel(connection: Connection, now_s: float, *which: ColumnElement[bool]) -> set[str]:
@@ -311,7 +326,12 @@ def move_queued_updates(connection: Connection, subject: str, domain_version_id:
     base, name = connection.execute(of_version.where(domain_versions.c.id == domain_version_id)).one()
     stays = (_is_over(base), jobs.c.request["stays"].as_boolean().is_(true()))
     for job in _jobs(connection, jobs.c.subject == subject, jobs.c.state == "queued", *stays):
-        _set(connection, job.id, request={**job.request, "domain": name})
+        moved = {**job.request}
+        if job.request["base"] == base:
+            moved["domain"] = name
+        if DOMAINS in job.request:
+            moved[DOMAINS] = {**job.request[DOMAINS], base: name}
+        _set(connection, job.id, request=moved)
 
 
 def _insert(
@@ -363,7 +383,7 @@ def _decide(
     # Not the whole rows: many jobs may wait. One state at a time, because the index then gives their order.
     columns = (jobs.c.seq, jobs.c.id, jobs.c.subject, jobs.c.state, jobs.c.attempts, jobs.c.local)
     of_lease = (jobs.c.lease_until_s, jobs.c.cancel_requested)
-    of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain"))
+    of_request = (jobs.c.request[key].as_string().label(key) for key in ("base", "domain", DOMAINS))
     query = select(*columns, *of_lease, *of_request).order_by(jobs.c.seq)
     begun = sorted(connection.execute(query.where(jobs.c.state == "running")).all(), key=_turn)
     free = expired(_overdue(begun, now_s, lease_s))
@@ -412,14 +432,16 @@ def _published_number(connection: Connection, job: Job | Row[Any]) -> int | None
         query = select(v.number).join(domains).where(domains.c.base == base, domains.c.name == name)
     else:
         return None
-    return connection.scalar(query.where(v.retired_s.is_(None), v.about["job"].as_string() == job.id))
+    mine = query.where(v.retired_s.is_(None), v.about["job"].as_string() == job.id)
+    return connection.scalar(mine.order_by(v.number.desc()).limit(1))
 
 
 def _waits_for_domain(row: Row[Any], running: set[str]) -> bool:
     """Return whether a tenant's job must wait for a running job of its domain."""
     if not row.subject.startswith("tenant:") or row.domain is None:
         return False
-    return f"domain:{row.base}/{row.domain}" in running
+    used = json.loads(row.domains) if row.domains else {row.base: row.domain}
+    return any(f"domain:{base}/{domain}" in running for base, domain in used.items())
 
 
 def _end_lost(connection: Connection, job: Job, now_s: float, *, is_cancelled: bool | None = None) -> None:

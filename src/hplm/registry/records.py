@@ -6,6 +6,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hplm.cascade.plan import CascadePlan
+
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 UNFINISHED: tuple[JobState, ...] = ("queued", "running")
 # Put before the subject of a dry run, so that dry runs do not queue behind the jobs of that subject.
@@ -47,7 +49,9 @@ class DomainVersion:
 class TenantVersion:
     """One immutable version of a tenant, tied to one domain version of `base`.
 
-    `number` counts the tenant's versions over all bases. `about` says how it was made: scores, curve and so on.
+    `number` counts the tenant's versions over all bases. `about` says how it was made: scores, curve and so on. A level of a
+    cascade has `levels`: the numbers by base, its own among them, that came into force with it. The last level of the plan
+    has the `plan`.
     """
 
     id: int
@@ -58,6 +62,36 @@ class TenantVersion:
     path: str
     created_s: float
     about: dict[str, Any]
+    levels: Mapping[str, int] = field(default_factory=dict)
+    plan: CascadePlan | None = None
+
+
+@dataclass(frozen=True)
+class NewLevel:
+    """A tenant version to publish as a level of a cascade. `expected` see `Tenants.publish_tenant`."""
+
+    domain_version_id: int
+    path: str
+    about: dict[str, Any]
+    number: int
+    expected: int | None
+
+
+@dataclass(frozen=True)
+class CascadeRecord:
+    """A tenant's newest cascade, as its current versions tell of it.
+
+    `levels` are the numbers by base that must be current for the cascade to be in force; `lost` are the bases that now serve
+    another version, or none. `plan` is None if the version that kept the plan was replaced or deleted.
+    """
+
+    plan: CascadePlan | None
+    levels: Mapping[str, int]
+    lost: tuple[str, ...]
+
+    @property
+    def is_in_force(self) -> bool:
+        return self.plan is not None and not self.lost
 
 
 @dataclass(frozen=True)
@@ -145,13 +179,14 @@ class WithdrawnTenant:
 class Changes:
     """The changes up to `generation`. If `full`, `published` is everything that exists.
 
-    A tenant that changed over one base is told over all its bases.
+    A tenant that changed over one base is told over all its bases. `plans` are those in force, of tenants that changed.
     """
 
     generation: int
     published: tuple[ServedTenant, ...]
     withdrawn: tuple[WithdrawnTenant, ...]
     full: bool
+    plans: Mapping[str, CascadePlan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 # The newest migration. Its number before the dot is the format of stores: an older registry is built anew, not migrated.
-HEAD = "2.0002"
+HEAD = "2.0003"
 
 # Both databases compare names byte by byte: listings page through names, and a prefix is a range of names.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
@@ -106,6 +106,7 @@ tenant_bases = Table(
 )
 
 # A version belongs to the base of its domain version. `served` is the generation in which it last became current.
+# `cascade` is null unless the version is a level of a cascade, see `cascades.py`.
 tenant_versions = Table(
     "tenant_versions",
     metadata,
@@ -118,6 +119,7 @@ tenant_versions = Table(
     Column("about", Json, nullable=False),
     Column("retired_s", Double),
     Column("served", BigInteger, nullable=False, server_default=text("0")),
+    Column("cascade", Json),
     UniqueConstraint("tenant", "number", name="tenant_versions_by_number"),
     Index("tenant_versions_by_domain_version", "domain_version_id"),
     Index("tenant_versions_by_path", "path"),

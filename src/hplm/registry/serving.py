@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, select
 
 from hplm.errors import UnknownVersionError
+from hplm.registry.cascades import plans_in_force
 from hplm.registry.database import RegistryPart
 from hplm.registry.records import Changes, ServedTenant, WithdrawnTenant
 from hplm.registry.schema import domain_versions, domains, state, tenant_bases, tenant_versions, tenants
@@ -31,9 +32,10 @@ class Serving(RegistryPart):
             rows = connection.execute(changed_since(0 if full else generation)).all()
         return Changes(
             generation=now,
-            published=tuple(ServedTenant(*row) for row in rows if row.id is not None),
+            published=tuple(ServedTenant(*row[:-1]) for row in rows if row.id is not None),
             withdrawn=() if full else tuple(WithdrawnTenant(row.name, row.base) for row in rows if row.id is None),
             full=full,
+            plans=plans_in_force((row.name, row.base, row.number, row.cascade) for row in rows if row.id is not None),
         )
 
     def served_version(self, version_id: int) -> ServedTenant:
@@ -58,7 +60,9 @@ def changed_since(generation: int) -> Select[Any]:
     """Return the query of `changes_since`. It follows the index of generations, so its time does not grow with tenants."""
     v, over = tenant_versions.c, tenant_bases.c
     return (
-        select(tenants.c.name, v.id, v.number, v.path, v.domain_version_id, over.base, _is_default(over.base))
+        select(
+            tenants.c.name, v.id, v.number, v.path, v.domain_version_id, over.base, _is_default(over.base), v.cascade
+        )
         .select_from(tenants)
         .join(tenant_bases)
         .outerjoin(tenant_versions, v.id == over.current_id)

@@ -6,8 +6,9 @@ A rollback is planned here from plain values, and every change of a state is wri
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, exists, func, insert, select, update
 
 from hplm.errors import UnknownTenantError
 from hplm.registry.records import TenantVersion
@@ -15,6 +16,25 @@ from hplm.registry.schema import tenant_bases, tenant_versions, tenants
 
 # Joins a tenant's version with the row that makes it current.
 IS_CURRENT = and_(tenant_bases.c.tenant == tenant_versions.c.tenant, tenant_bases.c.current_id == tenant_versions.c.id)
+
+
+def tenant_row(connection: Connection, name: str) -> Row[Any]:
+    """Return the tenant's row; insert it if there is none."""
+    query = select(tenants).where(tenants.c.name == name)
+    row = connection.execute(query).first()
+    if row is None:
+        # Generation 0, because serving has nothing to see yet.
+        connection.execute(insert(tenants).values(name=name, last_number=0, generation=0))
+        row = connection.execute(query).one()
+    return row
+
+
+def version_values(
+    tenant: str, number: int, domain_version_id: int, path: str, now_s: float, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the values of a new row of `tenant_versions`."""
+    of_version = {"tenant": tenant, "number": number, "domain_version_id": domain_version_id}
+    return {**of_version, "path": path, "created_s": now_s, "about": about}
 
 
 def current_numbers(connection: Connection, name: str) -> dict[str, int]:
@@ -43,26 +63,53 @@ def state_before(current: Mapping[str, int], kept: Sequence[TenantVersion]) -> d
     """Return the numbers by base before the last publication; None if there is no such state.
 
     `current` has the number by base, and `kept` is in the order in which the versions were last served. The last publication
-    is the highest current number. Its base goes back to the version with a lower number that was served last, and without
-    such a version the tenant leaves that base.
+    is the highest current number with the levels that were published with it. Their bases go back to the version that was
+    served last and brought a lower number over one of them, with all levels of that version. Without such a version the
+    tenant leaves these bases.
     """
-    base = max(current, key=lambda each: current[each])
-    earlier = [version.number for version in kept if version.base == base and version.number < current[base]]
-    others = {each: number for each, number in current.items() if each != base}
-    if earlier:
-        return {**others, base: earlier[-1]}
+    last = max(current, key=lambda each: current[each])
+    levels = _levels_at(current[last], kept)
+    undone = {base: number for base, number in current.items() if levels and _levels_at(number, kept) == levels}
+    undone = undone or {last: current[last]}
+    others = {base: number for base, number in current.items() if base not in undone}
+    for version in reversed(kept):
+        state = _published_with(version, kept)
+        if state is not None and any(state.get(base, number) < number for base, number in undone.items()):
+            return {**others, **state}
     return others or None
 
 
 def state_at(number: int, kept: Sequence[TenantVersion]) -> dict[str, int] | None:
-    """Return the newest number up to `number` by base; None if no kept version has this number."""
-    if number not in {version.number for version in kept}:
+    """Return the newest number up to `number` by base, but the levels of a cascade as they were published.
+
+    Return None if no kept version has this number, or if levels that were published with it are not kept.
+    """
+    version = next((version for version in kept if version.number == number), None)
+    if version is None or (state := _published_with(version, kept)) is None:
         return None
-    bases = {version.base for version in kept if version.number <= number}
-    return {
-        base: max(version.number for version in kept if version.base == base and version.number <= number)
-        for base in bases
+    highest = max(state.values())
+    up_to: dict[str, int] = {}
+    for each in kept:
+        if each.number <= highest:
+            up_to[each.base] = max(each.number, up_to.get(each.base, 0))
+    return {**up_to, **state}
+
+
+def _levels_at(number: int, kept: Sequence[TenantVersion]) -> Mapping[str, int]:
+    return next((version.levels for version in kept if version.number == number), {})
+
+
+def _published_with(version: TenantVersion, kept: Sequence[TenantVersion]) -> dict[str, int] | None:
+    """Return the numbers by base that came into force with a version; None if not all of these are kept.
+
+    A base over which the tenant was deleted does not count.
+    """
+    numbers = {(each.base, each.number) for each in kept}
+    bases = {each.base for each in kept}
+    levels = {base: number for base, number in version.levels.items() if base in bases} or {
+        version.base: version.number
     }
+    return levels if numbers.issuperset(levels.items()) else None
 
 
 def serve(connection: Connection, base: str, version_ids: Mapping[str, int], generation: int) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, insert, or_, select, update
 
 from hplm.errors import ConflictError, UnknownTenantError, UnknownVersionError
+from hplm.registry.cascades import default_to_cascade, level_fields
 from hplm.registry.database import IN_ONE_QUERY, RegistryPart, bump
 from hplm.registry.domains import check_kept, versions_of_base
 from hplm.registry.jobs import at_work_on, cancel_all, move_queued_updates, unfinished_subjects
@@ -25,6 +26,8 @@ from hplm.registry.tenant_bases import (
     settle_defaults,
     state_at,
     state_before,
+    tenant_row,
+    version_values,
     withdraw,
 )
 from hplm.registry.uploads import expire_uploads
@@ -49,7 +52,7 @@ class Tenants(RegistryPart):
         Raises ConflictError if that `folder` exists.
         """
         with self._database.writing() as connection:
-            number = _row(connection, tenant).last_number + 1
+            number = tenant_row(connection, tenant).last_number + 1
             check_free(folder, number)
             connection.execute(update(tenants).where(tenants.c.name == tenant).values(last_number=number))
             return int(number)
@@ -73,7 +76,7 @@ class Tenants(RegistryPart):
         """
         with self._database.writing() as connection:
             base = check_kept(connection, domain_version_id).base
-            row = _row(connection, name)
+            row = tenant_row(connection, name)
             own = tenant_versions.c.tenant == name
             numbers = numbers_by_tenant(connection, tenant_bases.c.tenant == name).get(name, {})
             check_expected(f"tenant {name!r} over base {base!r}", numbers.get(base), expected)
@@ -181,7 +184,8 @@ class Tenants(RegistryPart):
 
         To `number`, each base serves its newest kept version up to that number. With `number` None the tenant goes back to
         the state before its last publication: the version with a lower number over the same base that was served last. The
-        tenant leaves a base that has no such version, and its jobs over that base are cancelled.
+        tenant leaves a base that has no such version, and its jobs over that base are cancelled. The levels of a cascade go
+        back as one: to the number of any level means to all levels that were published with it.
 
         Raises UnknownTenantError, UnknownVersionError, or ConflictError if an update is running: it started from the
         current version, and could not publish after a rollback.
@@ -195,6 +199,7 @@ class Tenants(RegistryPart):
                 raise UnknownVersionError(
                     f"tenant {name!r} is at version {max(current.values())} and has no "
                     + (f"version {number}" if number is not None else "earlier one")
+                    + (" whose levels are all kept" if any(version.number == number for version in kept) else "")
                     + f"; kept are {', '.join(map(str, sorted(version.number for version in kept)))}"
                 )
             if (job := at_work_on(connection, subject)) is not None:
@@ -212,6 +217,7 @@ class Tenants(RegistryPart):
                 for base in left:
                     expire_uploads(connection, cancel_all(connection, subject, now_s, base=base))
             settle_defaults(connection, generation)
+            default_to_cascade(connection, name)
             return dict(sorted(served.items()))
 
     def delete_tenant(self, name: str, now_s: float, *, base: str | None = None) -> set[str]:
@@ -270,33 +276,17 @@ def _kept(connection: Connection, name: str, *order: ColumnElement[int]) -> list
     """Return the kept versions of a tenant in an order."""
     v = tenant_versions.c
     query = (
-        select(v.id, v.tenant, domains.c.base, v.number, v.domain_version_id, v.path, v.created_s, v.about)
+        select(v.id, v.tenant, domains.c.base, v.number, v.domain_version_id, v.path, v.created_s, v.about, v.cascade)
         .select_from(tenant_versions)
         .join(domain_versions)
         .join(domains)
         .where(v.tenant == name, v.retired_s.is_(None))
         .order_by(*order)
     )
-    return [TenantVersion(*row) for row in connection.execute(query)]
-
-
-def _row(connection: Connection, name: str) -> Row[Any]:
-    """Return the tenant's row; insert it if there is none."""
-    query = select(tenants).where(tenants.c.name == name)
-    row = connection.execute(query).first()
-    if row is None:
-        # Generation 0, because serving has nothing to see yet.
-        connection.execute(insert(tenants).values(name=name, last_number=0, generation=0))
-        row = connection.execute(query).one()
-    return row
-
-
-def version_values(
-    tenant: str, number: int, domain_version_id: int, path: str, now_s: float, about: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the values of a new row of `tenant_versions`."""
-    of_version = {"tenant": tenant, "number": number, "domain_version_id": domain_version_id}
-    return {**of_version, "path": path, "created_s": now_s, "about": about}
+    rows = connection.execute(query)
+    return [
+        TenantVersion(*row[:-1], **({} if row.cascade is None else level_fields(row.cascade, name))) for row in rows
+    ]
 
 
 def _publish_part(

@@ -39,7 +39,8 @@ def test_a_message_without_a_code_is_no_error_of_ours() -> None:
 # Codes of manage requests, of the command line, or between worker processes.
 NOT_OF_INFERENCE = {
     *("UNKNOWN_DOMAIN", "UNKNOWN_JOB", "BAD_UPLOAD", "UNKNOWN_UPLOAD", "DOMAIN_IN_USE", "CONFLICT", "ALREADY_EXISTS"),
-    *("LEASE_LOST", "BAD_MANAGE_REQUEST", "CORPUS_TOO_SMALL", "JOB_CANCELLED", "WORKER_LOST", "BAD_DATA"),
+    *("LEASE_LOST", "BAD_MANAGE_REQUEST", "CORPUS_TOO_SMALL", "CONTRACT_REFUSED", "JOB_CANCELLED"),
+    *("WORKER_LOST", "BAD_DATA"),
     *("DOWNLOAD_FAILED", "TRITON_NOT_FOUND", "START_FAILED", "TRITON_ENDED"),
 }
 OF_CLIENTS_ALONE = {"FORBIDDEN", "STAGE_DOWN", "UNREACHABLE"}

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PLAIN = ("hplm.errors", "hplm.core", "hplm.runtime")
 STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.registry")
-DATA = (*STORED, "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
+DATA = (*STORED, "hplm.profiles", "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
 COMPUTING = (*DATA, "hplm.models", "hplm.engine")
 NO_TORCH = ("torch", "tritonclient", "triton_python_backend_utils")
 NO_TRITON = ("tritonclient", "triton_python_backend_utils")
@@ -22,9 +22,10 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/core": (("hplm.errors",), NO_TORCH),
     "src/hplm/runtime": (("hplm.errors",), NO_TORCH),
     "src/hplm/cascade": (PLAIN, NO_TORCH),
-    "src/hplm/reporting": (("hplm.errors", "hplm.core"), NO_TORCH),
+    "src/hplm/reporting": (PLAIN, NO_TORCH),
     "src/hplm/store": (PLAIN, NO_TORCH),
-    "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
+    "src/hplm/registry": ((*PLAIN, "hplm.cascade", "hplm.store"), NO_TORCH),
+    "src/hplm/profiles": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/housekeeping": (STORED, NO_TORCH),
     "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/adapters": ((*STORED, "hplm.tasks"), NO_TORCH),

@@ -40,7 +40,9 @@ def tables_of_2_0001() -> dict[str, Table]:
         Index("tenants_by_generation", "generation"),
     )
     same = [table for table in schema.metadata.sorted_tables if table.name not in ("bases", "tenants", "tenant_bases")]
-    return {table.name: table for table in (bases, tenants, *(table.to_metadata(old) for table in same))}
+    tables = {table.name: table for table in (bases, tenants, *(table.to_metadata(old) for table in same))}
+    tables["tenant_versions"]._columns.remove(tables["tenant_versions"].c.cascade)
+    return tables
 
 
 def fill(connection: Connection, tables: dict[str, Table]) -> None:
