@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hplm.core.roles import (
+    CALLING,
     MANAGING,
     Role,
     base_roles,
@@ -119,7 +120,9 @@ def test_a_model_is_unloaded_before_those_that_it_calls() -> None:
     assert unload_order(models) == ({"hplm", "cascade"}, callers, {"hbert_plot", "hbert_upper"})
 
 
-@pytest.mark.parametrize("name", ["manager", "hplm", "cascade", "mpnet_plot", "mpnet_upper", "mpnet_dispatch", "Large", "a/b", ""])
+@pytest.mark.parametrize(
+    "name", ["manager", *CALLING, "mpnet_plot", "mpnet_upper", "mpnet_dispatch", "Large", "a/b", ""]
+)
 def test_a_name_of_another_model_or_none_at_all_names_no_base(name: str) -> None:
     with pytest.raises(ConfigError, match="--name: "):
         check_model_name(name)
