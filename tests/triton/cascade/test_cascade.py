@@ -1,0 +1,277 @@
+"""The model `cascade` on a real Triton, over three bases: its answers, its routes, and what happens if a level fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from hplm_client import AsyncClient, Client
+from hplm_client.infer_tensors import input_tensors
+from hplm_client.prediction import Prediction
+from hplm_loadtest.scenarios.server_metrics import metric_value
+
+from hplm import errors
+from hplm.adapters.tenant import Tenant
+from hplm.cascade.plan import CascadePlan
+from hplm.core import wire
+from hplm.core.text import TextOrPair
+from hplm.errors import HplmError
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds.dead_stubs import StubKeeper
+from tests import tiny
+from tests.messages import TOLERANCE, ask_all, message, read
+from tests.triton.cascade.making import Making, OfflineCascade, levels_over, make_bases
+from tests.waiting import until
+from tests.watching import stubs_of
+
+pytestmark = pytest.mark.triton
+
+TEXTS = [*tiny.sentences(10, seed=5, words=(1, 14)), "Zoë   sings,\nfast 😀 over the café"]
+PAIRS = list(zip(tiny.sentences(8, seed=6, words=(1, 12)), tiny.sentences(8, seed=7, words=(1, 9)), strict=True))
+FLEET = 200
+UNDER_WAY = 2000
+Cascades = dict[str, tuple[CascadePlan, list[Tenant]]]
+
+
+class Served:
+    """A running server, the cascades of its tenants, and the slow twin."""
+
+    def __init__(self, models: Path, making: Making, cascades: Cascades, server: TritonServer) -> None:
+        self.models, self.making, self.cascades, self.server = models, making, cascades, server
+        self.offline = OfflineCascade(making)
+
+
+def make_cascades(making: Making) -> Cascades:
+    """Tenants with one, two and three levels, pruned and not, of three tasks."""
+    three = ("small", "middle", "tiny")
+    return {
+        "alpha": making.cascade("alpha", "alpha", 1, levels_over(*three, alpha=0.9)),
+        "beta": making.cascade("beta", "beta", 2, levels_over(*three, cut_off=0.5), deterministic=True),
+        "gamma": making.cascade("gamma", "gamma", 3, levels_over("small", "tiny", cut_off=0.9, alpha=1.1)),
+        "follows": making.cascade("follows", "follows", 4, levels_over("small", "middle", cut_off=0.9, alpha=1.0)),
+        "tagger": making.cascade("tagger", "tagger", 5, levels_over("small", "tiny", cut_off=0.1)),
+        "single": making.cascade("single", "alpha", 6, levels_over("middle")),
+        # Every text of these goes to the last level, if that level can answer.
+        "sure": making.cascade("sure", "alpha", 7, levels_over("small", "tiny", cut_off=0.999)),
+        "strict": making.cascade("strict", "alpha", 8, levels_over("small", "tiny", cut_off=0.999), on_late="refuse"),
+        "slow": making.cascade("slow", "alpha", 9, levels_over("small", "tiny", cut_off=0.999), latency_ms=60_000.0),
+    }
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    models = make_bases(tmp_path_factory.mktemp("cascade"))
+    making = Making.over(models.parent)
+    cascades = make_cascades(making)
+    tiny.make_tenant(making.store, making.bases["tiny"], "plain", 10, "alpha", domain="general-tiny")
+    with TritonServer(models, free_ports(), log=models.parent / "triton.log") as running:
+        running.wait_ready()
+        yield Served(models, making, cascades, running)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.server.ports.grpc_url, concurrency=64) as made:
+        yield made
+
+
+def requests_of(cascades: Cascades) -> list[tuple[str, TextOrPair]]:
+    """Each tenant's texts or pairs, tenants in turns."""
+    single = [(tenant, text) for text in TEXTS for tenant in cascades if tenant != "follows"]
+    return [*single, *(("follows", pair) for pair in PAIRS)]
+
+
+def arguments(tenant: str, text: TextOrPair) -> tuple[str, ...]:
+    return (tenant, text) if isinstance(text, str) else (tenant, *text)
+
+
+def reroutes(served: Served, requests: list[tuple[str, ...]]) -> list[int]:
+    """What the model says in ROUTE of texts of one request."""
+    with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}") as triton:
+        rows = [(row[0], row[1], row[2] if len(row) > 2 else None) for row in requests]
+        result = triton.infer("cascade", input_tensors(tritonclient.grpc, rows))
+        return [int(count) for (count,) in result.as_numpy(wire.ROUTE)]
+
+
+def test_answers_equal_the_offline_computation_with_tenants_and_levels_mixed(served: Served, client: Client) -> None:
+    requests = requests_of(served.cascades)
+    wanted = [served.offline.answer(*served.cascades[tenant], text) for tenant, text in requests]
+    assert {one.reroutes for one in wanted} == {0, 1, 2}
+    found: list[Prediction] = []
+    routes: list[int] = []
+    for texts in (1, 2):
+        rows = [arguments(*request) for request in requests if len(arguments(*request)) == texts + 1]
+        for start in range(0, len(rows), 60):
+            found += client.predict_batch(rows[start : start + 60], logits=True)
+            routes += reroutes(served, rows[start : start + 60])
+    for request, answer, expected, route in zip(requests, found, wanted, routes, strict=True):
+        assert (answer.level, route, answer.late) == (expected.level, expected.reroutes, False), request
+        assert [span.label for span in answer.spans] == expected.labels, request
+        assert answer.confidence == pytest.approx(expected.confidence, abs=TOLERANCE), request
+        assert answer.logits is not None
+        np.testing.assert_allclose(answer.logits, expected.logits, atol=10 * TOLERANCE, err_msg=str(request))
+        if expected.reroutes and answer.tenant != "tagger":
+            assert answer.score == pytest.approx(answer.confidence)
+        text = answer.text if answer.pair is None else f"{answer.text} {answer.pair}"
+        assert answer.tenant == "tagger" or answer.spans[0].end == len(text)
+
+
+def test_a_tenant_without_a_cascade_is_answered_as_by_the_model_that_routes(served: Served, client: Client) -> None:
+    with Client(served.server.ports.grpc_url, model="hplm") as router:
+        for text in TEXTS:
+            found, wanted = client.predict("plain", text, logits=True), router.predict("plain", text, logits=True)
+            assert (found.spans, found.level, found.confidence, found.late) == (wanted.spans, "tiny", None, False)
+            assert wanted.level is None
+            np.testing.assert_allclose(found.logits, wanted.logits, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "text"), [("alpha", ""), ("nobody", "hello"), ("../a", "x"), ("alpha", "x" * 100_000)]
+)
+def test_a_bad_request_has_the_error_of_the_model_that_routes(
+    served: Served, client: Client, tenant: str, text: str
+) -> None:
+    with Client(served.server.ports.grpc_url, model="hplm") as router:
+        with pytest.raises(HplmError) as wanted:
+            router.predict(tenant, text)
+        with pytest.raises(HplmError) as found:
+            client.predict(tenant, text)
+    assert found.value.wire() == wanted.value.wire()
+
+
+def test_every_client_asks_for_the_level_and_the_confidence(served: Served) -> None:
+    async def ask() -> Prediction:
+        async with AsyncClient(served.server.ports.http_url) as client:
+            return await client.predict("sure", "the red cat")
+
+    with Client(served.server.ports.http_url) as http:
+        (streamed,) = http.predict_many([("sure", "the red cat")])
+    assert {(one.level, one.late) for one in (asyncio.run(ask()), streamed)} == {("tiny", False)}
+    command = [
+        str(Path(sys.executable).parent / "hplm"),
+        "predict",
+        "-t",
+        "sure",
+        "--url",
+        served.server.ports.grpc_url,
+    ]
+    told = json.loads(subprocess.check_output([*command, "--json", "the red cat"], text=True))
+    assert (told["level"], told["late"]) == ("tiny", False)
+    assert told["confidence"] == pytest.approx(streamed.confidence)
+    shown = subprocess.check_output([*command, "the red cat"], text=True)
+    assert "(answered by tiny, confidence 0." in shown
+
+
+def test_a_text_that_cannot_reach_the_next_level_in_time_is_answered_by_the_small_level_or_refused(
+    served: Served, client: Client
+) -> None:
+    late = client.predict("slow", "the red cat", deadline_s=20.0)
+    assert (late.level, late.late) == ("small", True)
+    assert client.predict("slow", "the red cat").level == "tiny"
+    with pytest.raises(errors.DeadlineError):
+        client.predict("alpha", "the red cat", deadline_s=1e-6)
+
+
+@contextmanager
+def paused(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def test_a_level_that_hangs_delays_only_texts_that_need_it_and_those_to_their_deadline(
+    served: Served, client: Client
+) -> None:
+    client.predict("sure", "the red cat")
+    with paused(stubs_of(served.server)["hbert"]):
+        late = client.predict("sure", "the red cat", deadline_s=0.5)
+        assert (late.level, late.late) == ("small", True)
+        with pytest.raises(errors.DeadlineError):
+            client.predict("strict", "the red cat", deadline_s=0.5)
+        assert client.predict("single", "the red cat").level == "middle"
+    assert client.predict("sure", "the red cat").level == "tiny"
+    assert metric_value(served.server, 'hplm_cascade_late_total{why="gave_up"}') >= 2
+
+
+def test_a_level_that_died_is_left_out_until_it_is_loaded_again(served: Served, client: Client) -> None:
+    keeper = StubKeeper(served.server, lambda: served.server.has_ended)
+    os.kill(stubs_of(served.server)["hbert"], signal.SIGKILL)
+    until(lambda: client.predict("sure", "the red cat").late)
+    assert client.predict("sure", "the red cat").level == "small"
+    with pytest.raises(errors.StageDownError):
+        client.predict("strict", "the red cat")
+    assert client.predict("single", "the red cat").level == "middle"
+    until(lambda: any("hbert" in said for said in keeper.look()))
+    until(lambda: client.predict("sure", "the red cat").level == "tiny")
+
+
+def test_a_restarted_model_sends_every_text_the_same_way(served: Served) -> None:
+    requests = [arguments(*request) for request in requests_of(served.cascades) if request[0] in ("alpha", "gamma")]
+    before = reroutes(served, requests)
+    assert len(set(before)) > 1
+    keeper = StubKeeper(served.server, lambda: served.server.has_ended)
+    os.kill(stubs_of(served.server)["cascade"], signal.SIGKILL)
+    until(lambda: any("cascade" in said for said in keeper.look()))
+    assert reroutes(served, requests) == before
+
+
+def test_a_request_counts_once_whatever_the_number_of_its_levels(served: Served, client: Client) -> None:
+    def value(name: str) -> float:
+        return metric_value(served.server, name)
+
+    ok, large, sent = (
+        'hplm_cascade_events_total{event="ok"}',
+        'hplm_cascade_answers_total{level="tiny"}',
+        'hplm_cascade_rerouted_total{level="small"}',
+    )
+    client.predict("sure", "the red cat")
+    until(lambda: value(ok) == value('hplm_cascade_confidence_bucket{le="+Inf"}') > 0)
+    before = [value(name) for name in (ok, large, sent)]
+    list(client.predict_many([("sure", text) for text in TEXTS]))
+    until(lambda: [value(name) for name in (ok, large, sent)] == [count + len(TEXTS) for count in before])
+    assert value("hplm_cascade_logic_us_total") > 0
+
+
+@pytest.fixture(scope="module")
+def fleet(served: Served) -> list[str]:
+    """The names of tenants with one, two or three levels, as the server knows them."""
+    bases = [("small", "tiny"), ("small", "middle", "tiny"), ("middle", "tiny"), ("small",)]
+    names = [f"of-{number}" for number in range(FLEET)]
+    for number, name in enumerate(names):
+        levels = levels_over(*bases[number % 4], cut_off=0.6, alpha=(0.0, 0.9)[number % 2])
+        served.making.cascade(name, ("alpha", "beta", "gamma")[number % 3], 100 + number, levels)
+
+    def are_served() -> bool:
+        found = client.predict_many([(name, "red") for name in names], on_error="yield")
+        return all(isinstance(one, Prediction) and one.confidence is not None and not one.late for one in found)
+
+    with Client(served.server.ports.grpc_url, concurrency=FLEET) as client:
+        until(are_served)
+    return names
+
+
+@pytest.mark.parametrize("count", [4000, pytest.param(20_000, marks=pytest.mark.stress)])
+def test_mixed_requests_of_two_hundred_tenants_have_no_crossed_answers(
+    served: Served, fleet: list[str], count: int
+) -> None:
+    kinds = [(name, text) for name in fleet for text in TEXTS[:4]]
+    wanted = [read(answer) for answer in ask_all(served.server, [message(*kind, "cascade") for kind in kinds], 16)]
+    order = np.random.default_rng(0).integers(0, len(kinds), count)
+    answers = ask_all(served.server, [message(*kinds[i], "cascade") for i in order], UNDER_WAY, channels=16)
+    for i, answer in zip(order, answers, strict=True):
+        label, logits = read(answer)
+        assert label == wanted[i][0], kinds[i]
+        np.testing.assert_allclose(logits, wanted[i][1], atol=10 * TOLERANCE)
