@@ -328,9 +328,11 @@ class RouteSettings:
 class CascadeSettings(RouteSettings):
     """Settings of the `cascade` backend: those of `route`, and `levels`.
 
-    `levels` has the name of the model of each base that decides whether a text is re-routed.
+    `levels` has the name of the model of each base that decides whether a text is re-routed. A base has `calls` to its model
+    for tenants without a plan, and as many to its model as a level, so there are fewer calls than those of `route`.
     """
 
+    calls: int = 4
     levels: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -79,9 +79,7 @@ class Making:
         bases = {name: tiny.bases.load(store.base(name)) for name in MODELS}
         with closing(Registry.open(store, create=True)) as registry:
             domains = {
-                name: register.register_root(
-                    registry, store, base, "root" if base.config.is_whole else f"general-{name}"
-                ).id
+                name: register.register_root(registry, store, base, table_of(base.config)).id
                 for name, base in bases.items()
             }
         return cls(store, bases, domains)

@@ -136,17 +136,16 @@ def test_a_tenant_without_a_cascade_is_answered_as_by_the_model_that_routes(serv
             np.testing.assert_allclose(found.logits, wanted.logits, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("tenant", "text"), [("alpha", ""), ("nobody", "hello"), ("../a", "x"), ("alpha", "x" * 100_000)]
-)
-def test_a_bad_request_has_the_error_of_the_model_that_routes(
-    served: Served, client: Client, tenant: str, text: str
-) -> None:
+BAD = {"empty": ("alpha", ""), "unknown": ("nobody", "hello"), "name": ("../a", "x"), "large": ("alpha", "x" * 100_000)}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_request_has_the_error_of_the_model_that_routes(served: Served, client: Client, bad: str) -> None:
     with Client(served.server.ports.grpc_url, model="hplm") as router:
         with pytest.raises(HplmError) as wanted:
-            router.predict(tenant, text)
+            router.predict(*BAD[bad])
         with pytest.raises(HplmError) as found:
-            client.predict(tenant, text)
+            client.predict(*BAD[bad])
     assert found.value.wire() == wanted.value.wire()
 
 
