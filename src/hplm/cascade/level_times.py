@@ -29,7 +29,7 @@ class LevelTime:
         self._next_s = -math.inf
 
     def add(self, seconds: float, now_s: float) -> None:
-        """Note that a text that is answered, or given up, now has taken so long."""
+        """Note the seconds that a text has taken, which is answered or given up now."""
         self._times.append((now_s, seconds))
 
     def expected_s(self, now_s: float, default_s: float) -> float:

@@ -117,7 +117,7 @@ def levels_over(*bases: str, cut_off: float = 0.7, slope: float = 8.0, alpha: fl
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the model `cascade` must answer: `logits` are None for a tagging that several levels answered."""
+    """The answer that the model `cascade` must give, with `logits` of its last level or of all levels together."""
 
     level: str
     reroutes: int

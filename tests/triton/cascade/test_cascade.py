@@ -98,7 +98,7 @@ def arguments(tenant: str, text: TextOrPair) -> tuple[str, ...]:
 
 
 def reroutes(served: Served, requests: list[tuple[str, ...]]) -> list[int]:
-    """What the model says in ROUTE of texts of one request."""
+    """Return ROUTE of each text of one request."""
     with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}") as triton:
         rows = [(row[0], row[1], row[2] if len(row) > 2 else None) for row in requests]
         result = triton.infer("cascade", input_tensors(tritonclient.grpc, rows))

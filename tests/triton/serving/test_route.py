@@ -145,7 +145,7 @@ def test_every_tenant_is_answered_as_by_its_bases_own_model(server: TritonServer
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_request_may_have_texts_for_tenants_of_several_bases(server: TritonServer, protocol: str) -> None:
     requests = [(tenant, TEXTS[i % len(TEXTS)]) for i, (_, tenant) in enumerate(SINGLE)]
-    with Client(url(server, protocol)) as client, Client(url(server, protocol), model="small") as small:
+    with Client(url(server, protocol), model="hplm") as client, Client(url(server, protocol), model="small") as small:
         together = client.predict_batch(requests, logits=True)
         for request, found in zip(requests, together, strict=True):
             wanted = client.predict(*request, logits=True)
@@ -197,7 +197,7 @@ def test_bad_texts_among_many_get_their_own_errors_and_the_others_their_answers(
             with pytest.raises(HplmError) as caught:
                 (small if tenant.startswith("small") else hbert).predict(tenant, text)
             wanted[tenant, text] = caught.value.wire()
-    with Client(server.ports.grpc_url, concurrency=400) as client:
+    with Client(server.ports.grpc_url, concurrency=400, model="hplm") as client:
         answers = list(client.predict_many(requests, on_error="yield"))
     for request, answer in zip(requests, answers, strict=True):
         found = answer.wire() if isinstance(answer, HplmError) else "answered"
@@ -205,7 +205,7 @@ def test_bad_texts_among_many_get_their_own_errors_and_the_others_their_answers(
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_and_one_that_can_is_met(server: TritonServer) -> None:
-    with Client(server.ports.grpc_url) as client:
+    with Client(server.ports.grpc_url, model="hplm") as client:
         with pytest.raises(errors.DeadlineError):
             client.predict("small-alpha", "the red cat", deadline_s=1e-6)
         deadlines_s = [None, 30.0, 5.0, 60.0, 29.0]
@@ -227,12 +227,12 @@ def test_requests_whose_clients_have_gone_leave_the_server_sound(server: TritonS
             await asyncio.gather(*calls[::2])
 
     asyncio.run(run())
-    with Client(server.ports.grpc_url) as client:
+    with Client(server.ports.grpc_url, model="hplm") as client:
         assert client.predict("alpha", "the red cat").label in ("yes", "no")
     until(lambda: metric_value(server, "hplm_route_waiting") == 0)
 
 
-def test_a_client_calls_hplm_if_the_server_has_it_and_no_model_is_named(server: TritonServer) -> None:
+def test_a_client_calls_a_model_for_all_bases_if_the_server_has_it_and_no_model_is_named(server: TritonServer) -> None:
     async def run() -> str:
         async with AsyncClient(server.ports.http_url) as client:
             assert await client.is_ready()
@@ -263,7 +263,7 @@ def test_after_the_death_of_a_bases_stage_the_other_base_is_served_and_so_is_it_
     server: TritonServer,
 ) -> None:
     keeper = StubKeeper(server, lambda: server.has_ended)
-    with Client(server.ports.grpc_url) as client, Client(server.ports.grpc_url, model="small") as small:
+    with Client(server.ports.grpc_url, model="hplm") as client, Client(server.ports.grpc_url, model="small") as small:
         assert first_answers(client, ["alpha", "small-alpha"]) == ["ok", "ok"]
         os.kill(stubs_of(server)["small_upper"], signal.SIGKILL)
         until(lambda: first_answers(client, ["small-alpha"]) == ["STAGE_DOWN"])
@@ -276,7 +276,7 @@ def test_after_the_death_of_a_bases_stage_the_other_base_is_served_and_so_is_it_
 
 def test_after_the_death_of_the_model_that_routes_the_bases_own_models_are_served(server: TritonServer) -> None:
     keeper = StubKeeper(server, lambda: server.has_ended)
-    with Client(server.ports.grpc_url) as client, Client(server.ports.grpc_url, model="hbert") as hbert:
+    with Client(server.ports.grpc_url, model="hplm") as client, Client(server.ports.grpc_url, model="hbert") as hbert:
         assert first_answers(client, ["alpha"]) == ["ok"]
         os.kill(stubs_of(server)["hplm"], signal.SIGKILL)
         until(lambda: first_answers(client, ["alpha"]) == ["STAGE_DOWN"])
@@ -292,7 +292,7 @@ def test_a_base_that_leaves_the_settings_has_unknown_tenants_until_it_is_back(
     before = path.read_text()
     values = json.loads(before)
     values["models"] = {base: model for base, model in values["models"].items() if model != "small"}
-    with Client(server.ports.grpc_url) as client:
+    with Client(server.ports.grpc_url, model="hplm") as client:
         try:
             path.write_text(json.dumps(values))
             until(lambda: first_answers(client, ["alpha", "small-alpha"]) == ["ok", "UNKNOWN_TENANT"])
@@ -305,7 +305,7 @@ def test_a_base_that_leaves_the_settings_has_unknown_tenants_until_it_is_back(
 
 def test_a_new_tenant_and_a_deleted_one_are_seen(server: TritonServer, models: Path) -> None:
     store, base = tiny.opened(models.parent)
-    with Client(server.ports.grpc_url) as client:
+    with Client(server.ports.grpc_url, model="hplm") as client:
         tiny.make_tenant(store, base, "delta", 7, "alpha")
         until(lambda: first_answers(client, ["delta"]) == ["ok"])
         tiny.delete_tenant(store, "delta")
@@ -316,7 +316,7 @@ def test_the_stage_that_routes_refuses_what_waits_when_the_server_ends(models: P
     loaded = (*names(base_roles("hbert")), route_role().name)
     with TritonServer(models, free_ports(), models=loaded, log=models.parent / "ending.log") as running:
         running.wait_ready()
-        with Client(running.ports.grpc_url, concurrency=200, timeout_s=60) as client:
+        with Client(running.ports.grpc_url, concurrency=200, timeout_s=60, model="hplm") as client:
             answers = client.predict_many([("alpha", text) for text in TEXTS * 100], on_error="yield")
             assert not isinstance(next(answers), HplmError)
             begun_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the metrics of a cascade count. Each request counts once."""
+"""Counters for the metrics of a cascade. Each text counts once."""
 
 from __future__ import annotations
 

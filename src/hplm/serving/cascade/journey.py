@@ -48,7 +48,7 @@ class LevelClient(Client[RouteAnswer]):
 
 @dataclass(frozen=True)
 class Equipment:
-    """What the texts of a stage share.
+    """The parts of a stage that all its texts share.
 
     `finish` counts a text's answer or error and sends it to the text's client.
     """

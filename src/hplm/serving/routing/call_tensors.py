@@ -29,7 +29,7 @@ class RouteInput(NamedTuple):
 
 
 class Dispatched(NamedTuple):
-    """What a level of a cascade decided on a text: whether the next level shall answer it, and the calibrated confidence.
+    """The decision of a level of a cascade on a text: whether the text goes to the next level, and the calibrated confidence.
 
     `importance` `[words, 3]` is as in `hplm.cascade.pruning.prune`; it has no words unless the text is re-routed and
     importances were wanted.

@@ -97,7 +97,7 @@ def _words(text: bytes) -> npt.NDArray[np.float32]:
 
 
 class Cascade:
-    """Levels, and what their texts share."""
+    """Levels, and the parts that texts of all levels share."""
 
     def __init__(self) -> None:
         self.levels: dict[str, Level] = {}
