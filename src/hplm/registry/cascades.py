@@ -51,7 +51,7 @@ class Cascades(RegistryPart):
                 check_expected(f"tenant {name!r} over base {base!r}", current.get(base), level.expected)
                 values = version_values(name, level.number, level.domain_version_id, level.path, now_s, level.about)
                 made[base] = _insert_level(connection, base, values, numbers, plan, generation)
-                crash_point("publish.level")
+                crash_point("publish.committing")
             highest = max(row.last_number, *numbers.values())
             _set(connection, name, default_base=plan.levels[-1].base, last_number=highest)
             crash_point("publish.committing")
@@ -167,13 +167,13 @@ def _insert_level(
     name = values["tenant"]
     own = tenant_versions.c.tenant == name
     check_unpublished(connection, f"tenant {name!r}", tenant_versions, own, values["number"])
-    kept_plan = plan.to_json() if base == plan.levels[-1].base else None
-    cascade = {"levels": dict(numbers), "plan": kept_plan}
+    kept = plan if base == plan.levels[-1].base else None
+    cascade = {"levels": dict(numbers), "plan": kept and kept.to_json()}
     added = insert(tenant_versions).values(**values, cascade=cascade).returning(tenant_versions.c.id)
     version_id = connection.execute(added).scalar_one()
     serve(connection, base, {name: version_id}, generation)
     move_queued_updates(connection, f"tenant:{name}", values["domain_version_id"])
-    return TenantVersion(version_id, base=base, **values, **level_fields(cascade, name))
+    return TenantVersion(version_id, base=base, **values, levels=dict(numbers), plan=kept)
 
 
 def _set(connection: Connection, name: str, **values: Any) -> None:
