@@ -66,15 +66,15 @@ def upload_files(
 
 
 def submit_job(
-    client: ManageClient, action: str, request: Mapping[str, Any], options: JobOptions
+    client: ManageClient, action: str, request: Mapping[str, Any], options: JobOptions, *, has_files: bool = True
 ) -> dict[str, Any] | None:
-    """Submit a job and follow it to its end. A dry run prints the plan.
+    """Submit a job and follow it to its end. A dry run prints the plan. `has_files`: the job's request names files.
 
     Returns the job's result to show, or None for a dry run or a detached job. With `--json` the outcome is printed, also that
     of a request or a job that failed, and the return value is None.
     """
     # The server drops the uploads however the job ends. Otherwise they would count against the room for uploads for a day.
-    request = {**request, "drop_uploads": True}
+    request = {**request, "drop_uploads": True} if has_files else request
     job = ""
     try:
         with printing_errors(options.as_json):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from hplm.core.columns import Columns
+from hplm.errors import BadInputError
 from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.tenant_lines import width_and_baselines
 from hplm.reporting.terminal_text import say, visible
 from hplm.tasks.task_loader import task_named, task_names
+from hplm_client.cli.cascade import candidate_lines, cascade_lines
 from hplm_client.cli.deletion import YesOption, delete_confirmed
 from hplm_client.cli.display import (
     format_value,
@@ -76,9 +79,50 @@ class TrainingOptions:
     seed: SeedOption = None
 
 
+@dataclasses.dataclass(frozen=True)
+class TargetOptions:
+    """The options for what a tenant with several levels is promised."""
+
+    accuracy: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=0.9999,
+            help="Share of right answers to promise. Default: the fastest within 1 point of the best.",
+        ),
+    ] = None
+    latency_ms: Annotated[
+        float | None, typer.Option(min=0.01, help="Most mean milliseconds of a request, one request at a time.")
+    ] = None
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--not-deterministic", help="Re-route only texts whose confidence is below the cut-off."
+        ),
+    ] = None
+    on_late: Annotated[
+        Literal["answer", "refuse"] | None,
+        typer.Option(
+            help="A text that cannot be re-routed in time: answer it with the small level (default), or refuse it."
+        ),
+    ] = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """The targets that were given."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+ProofOption = Annotated[
+    Path | None,
+    typer.Option(help="Labelled examples that only prove the accuracy of a cascade. Default: 40 % of --dev."),
+]
+
+
 @app.command()
 def create(
     training: TrainingOptions,
+    target: TargetOptions,
     job: JobOptions,
     name: NameArgument,
     domain: Annotated[
@@ -93,6 +137,13 @@ def create(
         str | None,
         typer.Option(help="Base of the tenant: `hplm base list` names them. Default: the server's first base."),
     ] = None,
+    levels: Annotated[
+        str | None,
+        typer.Option(
+            help="Bases of a cascade, small to large, with commas between: a small level answers what it is sure of."
+        ),
+    ] = None,
+    proof: ProofOption = None,
 ) -> None:
     """Create a tenant on a running server: fine-tune it and serve it. It answers within a second after the job's end.
 
@@ -111,24 +162,36 @@ def create(
       hplm tenant create acme --train acme/train.csv --adapter-width narrow
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
+
+      hplm tenant create acme --train train.csv --levels minilm,mpnet --accuracy 0.88 --latency-ms 40 --proof proof.csv
     """
-    request = {"tenant": name, "domain": domain, "task": task, "base": base}
-    _submit("tenant.create", request, training, job, pooling=pooling)
+    request = {
+        "tenant": name,
+        "domain": domain,
+        "task": task,
+        "base": base,
+        "levels": None if levels is None else levels.split(","),
+        "target": target.named or None,
+    }
+    _submit("tenant.create", request, training, job, pooling=pooling, proof=proof)
 
 
 @app.command()
 def update(
     training: TrainingOptions,
+    target: TargetOptions,
     job: JobOptions,
     name: NameArgument,
     domain: Annotated[
         str | None,
         typer.Option(help="Domain of the tenant's texts. Default: its present domain, in its newest version."),
     ] = None,
+    proof: ProofOption = None,
 ) -> None:
     """Fine-tune a tenant's next version on the same labels. The server serves the present version until then.
 
-    A version that is no better on dev is not published, and the present version stays.
+    A version that is no better on dev is not published, and the present version stays. The levels of a cascade are updated as
+    one, and their target is proved again; without proof the present versions stay.
 
     Examples:
 
@@ -136,13 +199,43 @@ def update(
 
       hplm tenant update acme --train more.csv --epochs 5 --json
     """
-    _submit("tenant.update", {"tenant": name, "domain": domain}, training, job)
+    request = {"tenant": name, "domain": domain, "target": target.named or None}
+    _submit("tenant.update", request, training, job, proof=proof)
+
+
+@app.command(name="target")
+def target_tenant(
+    target: TargetOptions,
+    name: NameArgument,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the job's id and do not wait for the job.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Select a tenant's cascade again for another accuracy or latency, without training.
+
+    What is not named stays as it is. The tenant gets a new version, which can be rolled back.
+
+    Examples:
+
+      hplm tenant target acme --accuracy 0.9
+
+      hplm tenant target acme --latency-ms 25 --on-late refuse
+    """
+    with open_client(url, as_json=as_json) as client:
+        job = JobOptions(detach=detach, as_json=as_json, url=url)
+        result = submit_job(client, "tenant.target", {"tenant": name, "target": target.named}, job, has_files=False)
+        if result is not None:
+            _print_summary(client.show_tenant(name))
 
 
 @app.command(name="show")
 def show_tenant(
     name: NameArgument,
     base: Annotated[str | None, typer.Option(help="Base of the version to show. Default: the default base.")] = None,
+    candidates: Annotated[
+        bool,
+        typer.Option("--candidates", help="Print what a cascade was selected from, as a table and as a drawing."),
+    ] = False,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
@@ -154,12 +247,21 @@ def show_tenant(
 
       hplm tenant show acme --base mpnet
 
+      hplm tenant show acme --candidates
+
       hplm tenant show acme --json | jq .about.curve
     """
     with open_client(url) as client:
         tenant = client.show_tenant(name, base=base)
-    if as_json:
+    if as_json and not candidates:
         print_json(tenant)
+        return
+    if candidates:
+        found = () if tenant.cascade is None else tenant.cascade.candidates
+        if not found:
+            raise BadInputError(f"tenant {name!r} has no cascade in force, so there are no candidates to show")
+        for line in map(json.dumps, found) if as_json else candidate_lines(found):
+            say(line)
         return
     _print_summary(tenant)
     for line in (*width_and_baselines(tenant.about), *warning_lines(tenant.about)):
@@ -239,9 +341,16 @@ def rollback(
 
 
 def _submit(
-    action: str, request: dict[str, Any], training: TrainingOptions, job: JobOptions, pooling: str | None = None
+    action: str,
+    request: dict[str, Any],
+    training: TrainingOptions,
+    job: JobOptions,
+    *,
+    proof: Path | None,
+    pooling: str | None = None,
 ) -> None:
     files = {"train": training.train, "dev": training.dev, "test": training.test, "unlabelled": training.unlabelled}
+    files["proof"] = proof
     settings = {name: getattr(training, name) for name in ("epochs", "patience", "adapter_width", "seed")}
     settings |= {"learning_rates": training.learning_rates or None, "pooling": pooling}
     with open_client(job.url, as_json=job.as_json) as client:
@@ -271,3 +380,6 @@ def _print_summary(tenant: TenantDetails) -> None:
             for base, number in tenant.bases.items()
         )
         say(f"versions over its bases: {', '.join(numbers)}")
+    if tenant.cascade is not None:
+        for line in cascade_lines(tenant.cascade):
+            say(line)

@@ -84,11 +84,31 @@ class Tenant:
 
 
 @dataclass(frozen=True)
+class Cascade:
+    """A tenant's newest cascade. It is in force while each of `levels`, numbers by base, is the version that is served.
+
+    `lost` are the bases for which that does not hold. `plan` has the levels with their settings, and the `promise`.
+    `candidates` are the rows of the table that the plan was selected from, and `calibration` has a row for each level.
+    """
+
+    in_force: bool
+    levels: dict[str, int]
+    lost: tuple[str, ...] = ()
+    plan: dict[str, Any] | None = None
+    candidates: tuple[dict[str, Any], ...] = ()
+    calibration: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class TenantDetails(Tenant):
-    """A tenant with its kept versions over all bases and with `about`: scores, confusion, training curve, examples."""
+    """A tenant with its kept versions over all bases and with `about`: scores, confusion, training curve, examples.
+
+    `cascade` is None for a tenant without levels.
+    """
 
     about: dict[str, Any] = field(default_factory=dict)
     versions: tuple[Version, ...] = ()
+    cascade: Cascade | None = None
 
 
 @dataclass(frozen=True)
@@ -156,8 +176,11 @@ def parse_answer(kind: type[Answer], values: Any) -> Answer:
     assert dataclasses.is_dataclass(kind)
     try:
         known = {each.name: values[each.name] for each in dataclasses.fields(kind) if each.name in values}
-        if "jobs" in known:
-            known["jobs"] = tuple(known["jobs"])
+        for key in ("jobs", "lost", "candidates", "calibration"):
+            if key in known:
+                known[key] = tuple(known[key])
+        if "cascade" in known:
+            known["cascade"] = parse_answer(Cascade, known["cascade"])
         if "versions" in known:
             known["versions"] = tuple(parse_answer(Version, version) for version in known["versions"])
         return kind(**known)

@@ -108,6 +108,12 @@ class ManageClient:
         unlabelled: SourceOrUpload | None = None,
         domain: str | None = None,
         base: str | None = None,
+        levels: Sequence[str] | None = None,
+        accuracy: float | None = None,
+        latency_ms: float | None = None,
+        deterministic: bool | None = None,
+        on_late: str | None = None,
+        proof: SourceOrUpload | None = None,
         task: str | None = None,
         text_column: str | None = None,
         pair_column: str | None = None,
@@ -116,14 +122,28 @@ class ManageClient:
     ) -> str:
         """Fine-tune a new tenant over a domain, by default the base's root. Returns the job's id.
 
+        With `levels`, the names of bases from small to large, the tenant gets a cascade. The small level answers what it is
+        sure of, and the larger levels answer the rest. The tenant is promised `accuracy`, a share of right answers that is
+        proved on the examples of `proof` or else on a part of dev, and a mean of `latency_ms`. If that cannot be promised, the
+        job fails with ContractError, whose message has the nearest offer. Without `accuracy` the fastest combination is taken
+        whose accuracy on dev is at most 1 point below the best. `deterministic`: texts above the cut-off are never re-routed.
+        `on_late`, `answer` or `refuse`, is for texts that cannot be re-routed in time.
+
         A model whose upper layers are all trained on the labelled files labels the `unlabelled` texts, and the tenant learns
         these too. `text_column`, `pair_column` and `label_column` name columns of the files that have unusual names.
         `settings`: epochs, learning_rates, patience, pooling, adapter_width, seed. By default a narrow and a wide adapter are
         trained, and the dev examples choose. Raises AlreadyThereError, DataError and others.
         """
-        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled, proof=proof)
         columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
-        request = {"domain": domain, "base": base, "task": task, "settings": settings}
+        request = {
+            "domain": domain,
+            "base": base,
+            "levels": None if levels is None else list(levels),
+            "target": _target(accuracy, latency_ms, deterministic, on_late) or None,
+            "task": task,
+            "settings": settings,
+        }
         return self._submit("tenant.create", tenant=tenant, data=data, columns=columns, **request)
 
     def update_tenant(
@@ -136,6 +156,7 @@ class ManageClient:
         unlabelled: SourceOrUpload | None = None,
         domain: str | None = None,
         base: str | None = None,
+        proof: SourceOrUpload | None = None,
         text_column: str | None = None,
         pair_column: str | None = None,
         label_column: str | None = None,
@@ -144,12 +165,31 @@ class ManageClient:
         """Fine-tune a tenant's next version on the same labels, by default over its domain. Returns the job's id.
 
         Name unusual columns as for `create_tenant`; the server does not remember those of the previous version. A version that
-        is no better on dev is not published: `published` in the job's result is false, and `why` says the reason.
+        is no better on dev is not published: `published` in the job's result is false, and `why` says the reason. All levels
+        of a cascade are updated as one, and their accuracy is proved again. If they do not prove the target, nothing is
+        published.
         """
-        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled, proof=proof)
         columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
         request = {"domain": domain, "base": base, "settings": settings}
         return self._submit("tenant.update", tenant=tenant, data=data, columns=columns, **request)
+
+    def target_tenant(
+        self,
+        tenant: str,
+        *,
+        accuracy: float | None = None,
+        latency_ms: float | None = None,
+        deterministic: bool | None = None,
+        on_late: str | None = None,
+    ) -> str:
+        """Select a tenant's cascade again for another target, without training. Returns the job's id.
+
+        What is None stays as it is. The arguments are those of `create_tenant`; the job fails as its job does.
+        """
+        return self._submit(
+            "tenant.target", tenant=tenant, target=_target(accuracy, latency_ms, deterministic, on_late)
+        )
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
         """Return the cost of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`, from a dry run.
@@ -353,6 +393,12 @@ def _source(name: str, source: Any) -> Source:
 
 def _sources(**sources: Any) -> dict[str, Source]:
     return {name: _source(name, source) for name, source in sources.items() if source is not None}
+
+
+def _target(
+    accuracy: float | None, latency_ms: float | None, deterministic: bool | None, on_late: str | None
+) -> dict[str, Any]:
+    return _without_none(accuracy=accuracy, latency_ms=latency_ms, deterministic=deterministic, on_late=on_late)
 
 
 def _corpus_files(corpus: SourceOrUpload, dev: Sequence[SourceOrUpload]) -> dict[str, Any]:

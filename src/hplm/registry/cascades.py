@@ -51,7 +51,7 @@ class Cascades(RegistryPart):
                 check_expected(f"tenant {name!r} over base {base!r}", current.get(base), level.expected)
                 values = version_values(name, level.number, level.domain_version_id, level.path, now_s, level.about)
                 made[base] = _insert_level(connection, base, values, numbers, plan, generation)
-                crash_point("publish.level")
+                crash_point("publish.committing")
             highest = max(row.last_number, *numbers.values())
             _set(connection, name, default_base=plan.levels[-1].base, last_number=highest)
             crash_point("publish.committing")

@@ -13,6 +13,13 @@ from hplm.manage.service import ManageService
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.unit.hplm.manage.making import make_service, make_store
+from tests.unit.hplm.manage.nursery import Nursery
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    with closing(Nursery()) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

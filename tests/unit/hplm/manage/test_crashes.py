@@ -8,7 +8,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +75,6 @@ OF_REQUESTS = (
     "collect.removed",
     "collect.forgotten",
 )
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with closing(Nursery()) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
