@@ -218,6 +218,12 @@ def test_a_level_that_died_is_left_out_until_it_is_loaded_again(served: Served, 
     until(lambda: client.predict("sure", "the red cat").level == "tiny")
 
 
+def test_the_model_loads_no_torch(served: Served) -> None:
+    maps = Path(f"/proc/{stubs_of(served.server)['cascade']}/maps").read_text()
+    assert "numpy" in maps
+    assert "libtorch" not in maps
+
+
 def test_a_restarted_model_sends_every_text_the_same_way(served: Served) -> None:
     requests = [arguments(*request) for request in requests_of(served.cascades) if request[0] in ("alpha", "gamma")]
     before = reroutes(served, requests)

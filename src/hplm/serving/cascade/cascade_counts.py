@@ -21,7 +21,7 @@ class CascadeCounts:
         self._answered: Counter[str] = Counter()
         self._rerouted: Counter[str] = Counter()
         self._late: Counter[str] = Counter()
-        # One bucket more than BUCKETS has ends, for NaN.
+        # The last bucket is for a confidence that rounding has made larger than 1.
         self._confidences = [0] * (len(BUCKETS) + 1)
         self._logic_us = 0.0
         # By base: the sums of weights and of weighted differences.
