@@ -10,7 +10,8 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_builder.tenants.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
 from hplm_builder.tenants.finetune import TrainSettings, fine_tune
 from hplm_builder.tenants.prepared import prepare_all
-from hplm_builder.tenants.tenant_build import plot_features, token_ids
+from hplm_builder.tenants.tenant_build import token_ids
+from hplm_builder.tenants.trained_layers import plot_features
 from torch import nn
 
 from hplm.core.settings import REDUCTION_FACTOR

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from hplm.cascade.calibration import measure_calibration
 from hplm.cascade.candidates import Candidate, best_candidates, find_candidates
-from hplm.cascade.level_outputs import CalibratedLevel, CascadeOutputs
+from hplm.cascade.level_outputs import CalibratedLevel, CascadeOutputs, PartOutputs, PrunedBy
 from hplm.cascade.offline import answer_offline
 from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
 from hplm.cascade.promise import proved_accuracy
@@ -103,7 +103,7 @@ def build_cascade(
     ConfigError if the answers have no confidence, and what `report` raises.
     """
     profiles = {level.base_name: profile_of(level) for level in levels}
-    outputs = compute_outputs(levels, data.dev, proof, report)
+    outputs = compute_outputs(levels, data.dev, proof, report, profiles=profiles)
     report("select", 0.0)
     built = select_again(outputs, target, profiles)
     report("select", 1.0)
@@ -115,36 +115,64 @@ def compute_outputs(
     select: Sequence[LabelledText],
     proof: Sequence[LabelledText],
     report: Report = silent,
+    *,
+    profiles: Mapping[str, Latency] | None = None,
 ) -> CascadeOutputs:
-    """Calibrate the levels on `select`, and return what they answer to both parts. `report` as in `build_cascade`."""
+    """Calibrate the levels on `select`, and return what they answer to both parts. `report` as in `build_cascade`.
+
+    With `profiles`, the times of each base by name, there are answers only to pruned texts that a selection may need.
+    """
     with ExitStack() as opened:
         found, temperatures, answered = calibrate_levels(
             [opened.enter_context(Level(level)) for level in levels],
             select,
             _progress("calibrate", len(levels) * len(select), report),
         )
+        calibrated = tuple(
+            CalibratedLevel(level.base_name, temperature)
+            for level, temperature in zip(found, temperatures, strict=True)
+        )
         pairs = len(levels) * (len(levels) - 1) // 2
-        # How many degrees there will be is unknown: five are usual.
+        # How many degrees of pruning there will be is unknown: five are usual.
         part = compute_part(
             found, temperatures, select, answered=answered, tick=_progress("prune", 5 * pairs * len(select), report)
         )
-        tried: dict[tuple[int, int], list[float]] = {}
+        if profiles is not None:
+            needed = _needed(part, calibrated, profiles)
+            part = replace(part, pruned={key: outputs for key, outputs in part.pruned.items() if key in needed})
+        alphas: dict[tuple[int, int], list[float]] = {}
         for by, reader, alpha in part.pruned:
-            tried.setdefault((by, reader), []).append(alpha)
-        # Only what a candidate may have is computed for the proof.
+            alphas.setdefault((by, reader), []).append(alpha)
         proved = compute_part(
             found,
             temperatures,
             proof,
-            alphas=tried,
+            alphas=alphas,
             tick=_progress("prove", (len(levels) + len(part.pruned)) * len(proof), report),
         )
-        calibrated = [
-            CalibratedLevel(level.base_name, temperature)
-            for level, temperature in zip(found, temperatures, strict=True)
-        ]
         card = found[0].tenant.card
-        return CascadeOutputs(card.name, card.task, card.labels, tuple(calibrated), part, proved)
+        return CascadeOutputs(card.name, card.task, card.labels, calibrated, part, proved)
+
+
+def _needed(part: PartOutputs, levels: Sequence[CalibratedLevel], profiles: Mapping[str, Latency]) -> set[PrunedBy]:
+    """Return which pruned texts a selection may need: a candidate is never taken if a faster one is as accurate."""
+    best = [
+        candidate
+        for deterministic in (False, True)
+        for candidate in best_candidates(_candidates(part, levels, profiles, deterministic=deterministic))
+    ]
+    return {(one.levels[0], reader, one.alpha) for one in best for reader in one.levels[1:]}
+
+
+def _candidates(
+    part: PartOutputs, levels: Sequence[CalibratedLevel], profiles: Mapping[str, Latency], *, deterministic: bool
+) -> list[Candidate]:
+    return find_candidates(
+        part,
+        [level.temperature for level in levels],
+        [profiles[level.base].latency_ms for level in levels],
+        deterministic=deterministic,
+    )
 
 
 def _progress(step: str, total: int, report: Report) -> Callable[[int], None]:
@@ -163,17 +191,10 @@ def select_again(outputs: CascadeOutputs, target: CascadeTarget, profiles: Mappi
 
     Raises ContractError as `build_cascade` does.
     """
-    candidates = find_candidates(
-        outputs.select,
-        [level.temperature for level in outputs.levels],
-        [profiles[level.base].latency_ms for level in outputs.levels],
-        deterministic=target.deterministic,
-    )
+    candidates = _candidates(outputs.select, outputs.levels, profiles, deterministic=target.deterministic)
     chosen = select_candidate(candidates, target, len(outputs.select), len(outputs.proof))
     plan = prove(plan_of(chosen, outputs, target), outputs, target, chosen)
     rows = best_candidates(candidates)
-    if chosen not in rows:
-        rows.append(chosen)
     about = {
         "candidates": [_row(one, outputs, is_chosen=one == chosen) for one in rows],
         "levels": [_level_row(place, outputs) for place in range(len(outputs.levels))],

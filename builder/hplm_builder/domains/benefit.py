@@ -31,7 +31,7 @@ from hplm_builder.tenants.finetune import TaskHead
 from hplm_builder.tenants.head_start import minimise
 from hplm_builder.tenants.judging import read_states, scores_of
 from hplm_builder.tenants.prepared import Featurise, Prepared, counted, mean_tokens, prepare, sample_of
-from hplm_builder.tenants.tenant_build import plot_features
+from hplm_builder.tenants.trained_layers import plot_features
 
 FOLDS = 3  # more cost time, and both encoders get the same
 # Fewer examples could show no difference between two encoders.

@@ -24,7 +24,8 @@ from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.labelled_files import read_folder
 from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.prepared import prepare_all
-from hplm_builder.tenants.tenant_build import plot_features, tune
+from hplm_builder.tenants.tenant_build import tune
+from hplm_builder.tenants.trained_layers import trained_layers
 
 # Examples of dev and of test that tenants are scored on. All tenants of a task share them, so that scores can be compared.
 MOST_JUDGED = 500
@@ -111,16 +112,17 @@ def fine_tune_fleet(store: Store, base: Base, lookup: Domain, bank: str, fleet: 
     """Write a bank of fine-tuned tenants `TASK-00000`, ... and return how many. Each takes as long as any fine-tuning."""
     done, total = 0, sum(task.tenants for task in fleet.tasks)
     encoder, settings = base.load_text_encoder(), fleet.settings
+    upper, featurise, _ = trained_layers(base, lookup)
 
     def members() -> Iterator[Tenant]:
         nonlocal done
         for task in fleet.tasks:
             data, draws = _drawn(task, np.random.default_rng((settings.seed, done)))
-            train, dev, test = prepare_all(data, encoder, plot_features(lookup), report)
+            train, dev, test = prepare_all(data, encoder, featurise, report)
             for number, drawn in enumerate(draws):
                 report("tenants", done / total)
                 sample = [train[i] for i in drawn], dev, test
-                tenant, _ = tune(base, f"{task.name}-{number:05d}", data, sample, settings)
+                tenant, _ = tune(base, upper, f"{task.name}-{number:05d}", data, sample, settings)
                 yield tenant
                 done += 1
         report("tenants", 1.0)

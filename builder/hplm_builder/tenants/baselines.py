@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hplm.core.settings import REDUCTION_FACTOR
-from hplm.models.base import Base
+from hplm.models.layers import UpperLayers
 from hplm.reporting.progress import Report
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
@@ -32,9 +32,9 @@ def constant_baseline(data: LabelledData) -> DevScore | None:
 
 
 def head_baseline(
-    base: Base, data: LabelledData, parts: Parts, settings: TrainSettings, report: Report
+    upper: UpperLayers, data: LabelledData, parts: Parts, settings: TrainSettings, report: Report
 ) -> DevScore | None:
-    """Return the dev score of a head that is fitted alone, over frozen layers without an adapter.
+    """Return the dev score of a head that is fitted alone, over the frozen layers `upper` without an adapter.
 
     Returns None for a head that reads every token, which would take a training of its own. `report` is called for the step
     "baseline". Raises what `report` raises.
@@ -47,7 +47,7 @@ def head_baseline(
     tick = counted("baseline", count_tokens([*examples, *dev]), report)
     scale = task.scale([example.source for example in train])
     torch.manual_seed(settings.seed)
-    body, head = adapter_body(base.load_upper(), REDUCTION_FACTOR)(), TaskHead(base.config.hidden_size, data)
+    body, head = adapter_body(upper, REDUCTION_FACTOR)(), TaskHead(upper.config.hidden_size, data)
     fit_head(head, body, data, examples, settings.pooling, tick, scale)
     return dev_score_of(data, dev, predict(body, head.to_served(scale), data, dev, settings.pooling, tick))
 

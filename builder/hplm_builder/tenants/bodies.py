@@ -102,19 +102,18 @@ class FullModel(nn.Module):
         return self.original(features, lengths)[-1]
 
 
-class OriginalUpper(UpperLayers):
-    """The unconverted model's upper layers, over its own hidden states at the cut, which have positions already."""
+class LastLayers(UpperLayers):
+    """The last layers of a model that has not been cut, over its own hidden states below them, which have positions already."""
 
     @classmethod
-    def of(cls, original: OriginalEncoder) -> OriginalUpper:
-        """Copy the last layers of a model, as many as the base has layers with adapters."""
-        config = original.config
+    def of(cls, model: OriginalEncoder | UpperLayers) -> LastLayers:
+        """Copy the last layers of an unconverted model or of a whole base, as many as the base has layers with adapters."""
+        config = model.config
         upper = cls(replace(config, upper_layers=config.adapted_layers, adapter_layers=0))
-        last = original.layers[len(original.layers) - len(upper.layers) :]
-        upper.layers.load_state_dict(last.state_dict())
-        if upper.relative is not None and original.relative is not None:
-            upper.relative.load_state_dict(original.relative.state_dict())
-        return upper
+        upper.layers.load_state_dict(model.layers[len(model.layers) - len(upper.layers) :].state_dict())
+        if upper.relative is not None and model.relative is not None:
+            upper.relative.load_state_dict(model.relative.state_dict())
+        return upper.eval()
 
     def embed(self, merged: Tensor, positions: Tensor) -> Tensor:
         return merged.float()

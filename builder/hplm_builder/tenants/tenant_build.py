@@ -21,6 +21,7 @@ from hplm.core.names import check_name
 from hplm.core.text import EncodedText
 from hplm.engine.open_domain import Domain
 from hplm.models.base import Base
+from hplm.models.layers import UpperLayers
 from hplm.registry.records import TenantVersion
 from hplm.reporting.progress import Report, silent
 from hplm.store.layout import Store
@@ -32,7 +33,6 @@ from hplm_builder.tenants.bodies import ADAPTER_AT, AdapterModel, adapter_body
 from hplm_builder.tenants.dev_scores import DevScore
 from hplm_builder.tenants.finetune import TRAINING_COST, TaskHead, Trained, Trainer, TrainSettings, fine_tune
 from hplm_builder.tenants.prepared import (
-    Featurise,
     Parts,
     Prepared,
     Room,
@@ -45,6 +45,7 @@ from hplm_builder.tenants.prepared import (
     sample_of,
 )
 from hplm_builder.tenants.pseudo_labels import pseudo_labelled, upper_body
+from hplm_builder.tenants.trained_layers import trained_layers
 from hplm_builder.tenants.widths import train_widths
 
 # An estimate measures this many examples, their features in this many parts. The fastest part counts, because any part may
@@ -54,11 +55,6 @@ FEATURE_MEASUREMENTS = 3
 # An estimate measures at most this many training steps, and begins none after this many seconds of them.
 MOST_STEPS = 5
 STEPS_S = 0.5
-
-
-def plot_features(lookup: Domain) -> Featurise:
-    """Return what takes the features of texts: merged window vectors, or ids and types of tokens over a whole base."""
-    return lambda encoded: [torch.from_numpy(features) for features in lookup.features(encoded)]
 
 
 def token_ids(encoded: list[EncodedText]) -> list[Tensor]:
@@ -88,8 +84,10 @@ def train_tenant(
     are odd or nothing was learned. Raises TenantNameError, DataError or ConfigError, and what `report` raises.
     """
     check_name(name)
-    encoder, featurise, room = base.load_text_encoder(), plot_features(lookup), Room()
-    room.expect(data, encoder, lookup.token_bytes)
+    encoder, room = base.load_text_encoder(), Room()
+    # The teacher of unlabelled texts trains all layers.
+    upper, featurise, token_bytes = trained_layers(base, lookup, all_train=bool(data.unlabelled))
+    room.expect(data, encoder, token_bytes)
     warnings = data_warnings(data, encoder)
     labelled = parts = prepare_all(data, encoder, featurise, report, room)
     about: dict[str, Any] = {"examples": data.counts, "miss": lookup.miss}
@@ -99,8 +97,8 @@ def train_tenant(
         taught = pseudo_labelled(base, data, parts, unlabelled, settings, report)
         parts = [*parts[0], *taught.examples], *parts[1:]
         about["teacher"] = {"scores": taught.scores, "best_epoch": taught.best_epoch}
-    made, dev = tune(base, name, data, parts, settings, report, example=example, start=start, factors=factors)
-    constant, head = constant_baseline(data), head_baseline(base, data, labelled, settings, report)
+    made, dev = tune(base, upper, name, data, parts, settings, report, example=example, start=start, factors=factors)
+    constant, head = constant_baseline(data), head_baseline(upper, data, labelled, settings, report)
     about["baseline_scores"] = baseline_scores(constant=constant, head=head)
     warnings += baseline_warnings(data, dev, constant, head, made.card.about["learning_rate"])
     if warnings:
@@ -110,6 +108,7 @@ def train_tenant(
 
 def tune(
     base: Base,
+    upper: UpperLayers,
     name: str,
     data: LabelledData,
     parts: Parts,
@@ -120,10 +119,9 @@ def tune(
     start: Tenant | None = None,
     factors: Sequence[int] = (),
 ) -> tuple[Tenant, DevScore]:
-    """Fine-tune a tenant on examples whose features are taken; return it with its dev score. `train_tenant` has the rest."""
+    """Fine-tune a tenant in `upper` on examples with its features; return it and its dev score. See `train_tenant`."""
     # An adapter that was trained at one place of a layer is useless at another.
     at = start.card.adapter_at if start else ADAPTER_AT
-    upper = base.load_upper()
     adapter, head = (start.adapter, start.head) if start else (None, None)
 
     def train(factor: int, report: Report) -> Trained:
@@ -197,8 +195,9 @@ def estimate_fine_tune(
 
     A training that stops early takes less. Raises DataError if the features take more memory than they may.
     """
-    encoder, featurise = base.load_text_encoder(), plot_features(lookup)
-    Room().expect(data, encoder, lookup.token_bytes)
+    encoder = base.load_text_encoder()
+    upper, featurise, token_bytes = trained_layers(base, lookup, all_train=bool(data.unlabelled))
+    Room().expect(data, encoder, token_bytes)
     examples = sample_of(data.train, MEASURED_EXAMPLES)
     prepare(examples[:2], data, encoder, featurise)  # the first call fills caches
     sample: list[Prepared] = []
@@ -226,7 +225,7 @@ def estimate_fine_tune(
     if unlabelled:
         seconds += training_s(upper_body(base), settings.epochs, train, dev + unlabelled)
     adapter, head = (start.adapter, start.head) if start else (None, None)
-    upper, epochs = base.load_upper(), settings.epochs * len(settings.learning_rates)
+    epochs = settings.epochs * len(settings.learning_rates)
     for factor in factors or (settings.reduction_factor,):
         make_adapters = adapter_body(upper, factor, adapter)
         seconds += training_s(make_adapters, epochs, train + unlabelled, dev + test, head)

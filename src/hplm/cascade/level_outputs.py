@@ -1,4 +1,4 @@
-"""What the levels of a tenant answer to labelled texts: computed once, then all candidates are made of it (Tabi, section 5)."""
+"""The answers of a tenant's levels to labelled texts: computed once, then all candidates are made of them (Tabi, section 5)."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ MOST_BELOW_BEST = 0.01
 
 @dataclass(frozen=True)
 class CascadeTarget:
-    """What a tenant asks for: the share of right answers, and the mean latency of requests one at a time.
+    """The accuracy that a tenant asks for, a share of right answers, and the mean latency of requests one at a time.
 
     Without `accuracy`, the fastest candidate is taken whose accuracy on dev is at most MOST_BELOW_BEST below the best of those
     that meet `latency_ms`. With `deterministic`, the dispatcher draws nothing.

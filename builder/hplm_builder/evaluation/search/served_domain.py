@@ -24,7 +24,7 @@ from hplm_builder.evaluation.search.study import RATES, FeatureSource, MakeBody,
 from hplm_builder.export.register import lineage_of
 from hplm_builder.tenants.bodies import ConvertedModel, Half
 from hplm_builder.tenants.prepared import Featurise
-from hplm_builder.tenants.tenant_build import plot_features
+from hplm_builder.tenants.trained_layers import plot_features
 
 OVERLAY_WINDOWS = 65_536  # kept results, so that each window is computed once
 

@@ -43,7 +43,8 @@ from hplm_builder.evaluation.studies.task_corpora import source_by_task
 from hplm_builder.fleet.demo import PLOT
 from hplm_builder.tenants.bodies import Half
 from hplm_builder.tenants.prepared import Featurise
-from hplm_builder.tenants.tenant_build import plot_features, token_ids
+from hplm_builder.tenants.tenant_build import token_ids
+from hplm_builder.tenants.trained_layers import plot_features
 
 # Budget -> tokens that a domain is pretrained on.
 TOKENS = {"cpu": 500_000, "full": DomainSettings.total_tokens, "quick": 4_096}

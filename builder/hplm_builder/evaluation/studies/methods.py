@@ -36,7 +36,7 @@ from hplm_builder.evaluation.search.study import (
 )
 from hplm_builder.evaluation.search.summary import AVERAGE, Row, result_rows, test_scores
 from hplm_builder.fleet.demo import PLOT
-from hplm_builder.tenants.bodies import ADAPTER_AT, FullModel, HeadModel, OriginalUpper, adapter_body
+from hplm_builder.tenants.bodies import ADAPTER_AT, FullModel, HeadModel, LastLayers, adapter_body
 from hplm_builder.tenants.dev_scores import DevScore
 from hplm_builder.tenants.widths import choose
 
@@ -71,7 +71,7 @@ def method_variants(original: OriginalModel, served: ServedDomain, device: torch
 
     def adapter(name: str, at: Place = ADAPTER_AT, factor: int = REDUCTION_FACTOR) -> Variant:
         def body(task: EvalTask) -> MakeBody:
-            return adapter_body(OriginalUpper.of(original.model), factor, device=device, at=at)
+            return adapter_body(LastLayers.of(original.model), factor, device=device, at=at)
 
         return Variant(name, base, cut, body, RATES["adapter"], with_adapters(whole, at, factor))
 

@@ -20,7 +20,7 @@ from hplm_builder.tables.pruned_tables import OWN_TABLE, VersionTree
 from hplm_builder.tenants.finetune import Trained
 from hplm_builder.tenants.judging import predict, scores_of
 from hplm_builder.tenants.prepared import Prepared, chunks, prepare
-from hplm_builder.tenants.tenant_build import plot_features
+from hplm_builder.tenants.trained_layers import plot_features
 
 MISSES = ("compute", "backoff")
 SHORTER = ("bigram", "unigram")

@@ -204,6 +204,26 @@ def test_pairs_are_pruned_while_the_large_level_loses_at_most_two_points(tiny_ba
     assert (every.pruned[0, 1, ALPHAS[-1]].tokens >= 5).all()
 
 
+def test_three_levels_make_cascades_of_two_and_three(levels: list[LevelInput], data: LabelledData) -> None:
+    small, large = levels
+    three = [small, replace(small, base_name="middle"), large]
+    outputs = compute_outputs(three, data.dev, data.test[:10])
+    times = {**TIMES, "middle": Times(0.3)}
+    about = select_again(outputs, CascadeTarget(), times).about
+    combinations = {tuple(row["levels"]) for row in about["candidates"]}
+    assert {("small",), ("middle",), ("large",), ("small", "large"), ("small", "middle", "large")} <= combinations
+
+
+def test_with_profiles_nothing_is_computed_that_no_selection_takes(tiny_base: Base, lookup: OpenDomain) -> None:
+    data = seen_data()
+    levels = trained_levels(tiny_base, lookup, data)
+    every = compute_outputs(levels, data.dev, data.test)
+    needed = compute_outputs(levels, data.dev, data.test, profiles=TIMES)
+    assert needed.proof.pruned.keys() == needed.select.pruned.keys() < every.select.pruned.keys()
+    for target in (CascadeTarget(), CascadeTarget(accuracy=0.4), CascadeTarget(deterministic=True)):
+        assert select_again(needed, target, TIMES).plan == select_again(every, target, TIMES).plan
+
+
 def test_without_a_file_a_part_of_dev_proves_and_does_not_select(data: LabelledData) -> None:
     distinct = [LabelledText(f"text {number}", "red") for number in range(200)]
     data = replace(data, dev=distinct)

@@ -16,6 +16,7 @@ from hplm_builder.domains.domain_build import DomainSettings
 from hplm_builder.export import register
 from hplm_builder.jobs.local_builds import build_domain
 from hplm_builder.tables.plot_tables import build_plot
+from hplm_builder.tenants.trained_layers import trained_layers
 from rich.progress import Progress
 from transformers import AutoModel, BertModel
 from typer.testing import CliRunner
@@ -27,6 +28,7 @@ from hplm.core.text import TextOrPair
 from hplm.engine import reference
 from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.open_domain import open_features, open_lineage
+from hplm.engine.token_domain import TokenDomain
 from hplm.errors import ConfigError, CorruptArtifactError, DataError
 from hplm.housekeeping import garbage_collection
 from hplm.models.base import LOWER, Base
@@ -149,6 +151,23 @@ def test_only_the_layers_that_have_an_adapter_are_changed(bert: Path, store: Sto
     wanted = upper(features, [len(features)], adapt)
     assert seen == [2, 3]
     torch.testing.assert_close(reference.upper(upper, features, made), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("adapters", ["upper", "all"])
+def test_a_tenant_is_trained_in_layers_that_give_what_is_served(
+    bert: Path, store: Store, adapters: AdaptedLayers
+) -> None:
+    base = whole(store, bert, adapters=adapters)
+    texts = base.load_text_encoder().encode(TEXTS)
+    upper, featurise, token_bytes = trained_layers(base, TokenDomain(base.config))
+    lengths = [len(text.ids) for text in texts]
+    features = featurise(texts)
+    assert sum(part.nbytes for part in features) == token_bytes * sum(lengths)
+    assert len(upper.layers) == base.config.adapted_layers
+    states = upper(torch.cat(features), lengths)
+    ids = torch.from_numpy(np.concatenate(TokenDomain(base.config).features(texts)))
+    # The states between the layers are rounded to float16, and computed in the fastest format of the machine.
+    torch.testing.assert_close(states, base.load_upper()(ids, lengths), atol=0.06, rtol=0.06)
 
 
 def test_word_embeddings_are_mapped_from_the_disk(bert: Path, store: Store) -> None:

@@ -10,7 +10,7 @@ import torch
 from hplm_builder.cli.evaluate import app
 from hplm_builder.evaluation.search.served_domain import computed_features
 from hplm_builder.evaluation.studies.cuts import CUTS, cut_variants, find_bases
-from hplm_builder.tenants.tenant_build import plot_features
+from hplm_builder.tenants.trained_layers import plot_features
 from typer.testing import CliRunner
 
 from hplm.engine.lower_layers import load_lower

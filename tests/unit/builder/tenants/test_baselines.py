@@ -10,7 +10,8 @@ from hplm_builder.tenants.baselines import baseline_scores, baseline_warnings, c
 from hplm_builder.tenants.dev_scores import DevScore
 from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.prepared import prepare_all
-from hplm_builder.tenants.tenant_build import plot_features, train_tenant
+from hplm_builder.tenants.tenant_build import train_tenant
+from hplm_builder.tenants.trained_layers import plot_features
 
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.models.base import Base
@@ -85,14 +86,14 @@ def test_a_head_that_is_better_alone_is_told() -> None:
 def test_a_head_alone_over_frozen_layers_learns_words(tiny_base: Base, lookup: OpenDomain, data: LabelledData) -> None:
     parts = prepare_all(data, tiny_base.load_text_encoder(), plot_features(lookup))
     told: list[tuple[str, float]] = []
-    head = head_baseline(tiny_base, data, parts, SETTINGS, lambda step, done: told.append((step, done)))
+    head = head_baseline(tiny_base.load_upper(), data, parts, SETTINGS, lambda step, done: told.append((step, done)))
     constant = constant_baseline(data)
     assert head is not None
     assert constant is not None
     assert head.is_clearly_above(constant)
     assert {step for step, _ in told} == {"baseline"}
     assert told[-1] == ("baseline", 1.0)
-    assert head_baseline(tiny_base, data, parts, SETTINGS, silent) == head
+    assert head_baseline(tiny_base.load_upper(), data, parts, SETTINGS, silent) == head
 
 
 def test_the_card_has_the_baselines_of_its_task(tiny_base: Base, lookup: OpenDomain) -> None:

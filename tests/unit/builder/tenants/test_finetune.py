@@ -30,7 +30,8 @@ from hplm_builder.tenants.prepared import (
     prepare_all,
     sample_of,
 )
-from hplm_builder.tenants.tenant_build import MOST_STEPS, estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants.tenant_build import MOST_STEPS, estimate_fine_tune, train_tenant
+from hplm_builder.tenants.trained_layers import plot_features
 from rich.progress import Progress
 
 from hplm.adapters import bank_file

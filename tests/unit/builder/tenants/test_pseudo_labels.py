@@ -18,7 +18,8 @@ from hplm_builder.tenants.finetune import Trained, TrainSettings
 from hplm_builder.tenants.judging import predict
 from hplm_builder.tenants.prepared import Prepared, prepare, prepare_all
 from hplm_builder.tenants.pseudo_labels import TEACHER_RATE, pseudo_labelled
-from hplm_builder.tenants.tenant_build import estimate_fine_tune, plot_features, train_tenant
+from hplm_builder.tenants.tenant_build import estimate_fine_tune, train_tenant
+from hplm_builder.tenants.trained_layers import plot_features
 
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ConfigError, DataError
