@@ -122,6 +122,18 @@ def write_rows(path: Path) -> Path:
     return path
 
 
+def write_colours(path: Path, count: int = 160, *, seed: int, is_swapped: bool = False) -> Path:
+    """A file of distinct labelled rows: the class is the colour that a text names, of two `is_swapped` the other."""
+    rng, colours = np.random.default_rng(seed), ("red", "blue")
+    words = [word for word in tiny.WORDS if word not in colours]
+    rows = [
+        f"{' '.join(rng.choice(words, 6))} {colours[number % 2]},{colours[(number + is_swapped) % 2]}"
+        for number in range(count)
+    ]
+    path.write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
 def swapped(rows: Path) -> Path:
     """The same rows with the other class each, in a file beside them."""
     text = rows.read_text().replace(",cat\n", ",dog\n").replace(",none\n", ",cat\n").replace(",dog\n", ",none\n")

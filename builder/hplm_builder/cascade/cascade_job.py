@@ -23,6 +23,7 @@ from hplm.profiles.profile import Profile
 from hplm.registry.records import Job, NewLevel, TenantVersion
 from hplm.reporting.progress import Report, shared_out
 from hplm.runtime.crash_points import crash_point
+from hplm.store.cascade_outputs import outputs_of
 from hplm.tasks.examples import LabelledText
 from hplm_builder.cascade.cascade_build import (
     STEPS,
@@ -40,8 +41,6 @@ from hplm_builder.profiles.base_profile import profile_of
 from hplm_builder.tenants.tenant_job import TenantTask, kept_versions, read_files, shown
 from hplm_builder.tenants.widths import width_name
 
-# The folder of the outputs, in that of the version over the last base of the request's levels.
-OUTPUTS = "cascade"
 # The part of the job that comes after the training of all levels, and its time as a share of the training's.
 SELECTION = "cascade"
 SELECTION_SHARE = 0.25
@@ -107,7 +106,7 @@ def target_cascade(job: Job, context: JobContext) -> dict[str, Any]:
         )
     current = {base: registry.tenant(name, base).current for base in cascade.levels}
     with hide_store_paths(store, "the outputs of the tenant's levels cannot be used: update the tenant"):
-        outputs = load_outputs(store.path(current[list(cascade.levels)[-1]].path) / OUTPUTS)
+        outputs = load_outputs(outputs_of(store.path(current[list(cascade.levels)[-1]].path)))
     profiles = {}
     for place, (name_of_base, version) in enumerate(current.items()):
         context.lease.report("profile", 0.1 + 0.7 * place / len(current))
@@ -237,7 +236,7 @@ def _publish(
         about = registered_about(card) | ({"cascade": built.about} if base == last else {})
         expected = level.current.number if level.current else None
         new.append(NewLevel(level.lineage[0].id, store.relative(folder), about, number, expected))
-    save_outputs(store.path(new[-1].path) / OUTPUTS, built.outputs)
+    save_outputs(outputs_of(store.path(new[-1].path)), built.outputs)
     plan = numbered(built.plan, numbers)
     made = publish_all(
         context,

@@ -21,10 +21,10 @@ from hplm.core.text import TextOrPair
 from hplm.core.wire import LabelledSpan
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.store import artifact
+from hplm.store.cascade_outputs import KIND
 from hplm.tasks.examples import LabelledText
 from hplm_builder.cascade.levels import Answered, Level
 
-KIND = "cascade-outputs"
 # Degrees of pruning that are tried, in this order. With 1.5 most words of a text are gone, so no more are tried.
 ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
 # The accuracy that a level may lose if its texts are pruned. The degrees end before the first with which it loses more.

@@ -25,6 +25,7 @@ from hplm.registry.records import Snapshot
 from hplm.registry.registry import Registry
 from hplm.runtime.crash_points import crash_point
 from hplm.store import artifact
+from hplm.store.cascade_outputs import read_outputs
 from hplm.store.layout import Store
 
 GRACE_S = 120.0  # seconds that retired files stay: longer than any request takes
@@ -247,5 +248,7 @@ def _check(folder: Path, kind: Kind, bases: Set[str], names: Set[str]) -> None:
             raise CorruptArtifactError(
                 f"{folder} holds {opened.meta['name']!r}, the registry says {', '.join(sorted(names))}"
             )
+    if kind == "tenant" and (outputs := read_outputs(folder)) is not None:
+        outputs.verify()
     if kind == "bank" and (missing := sorted(names - set(bank_members(folder)))):
         raise CorruptArtifactError(f"{folder} lacks {len(missing)} tenants: {', '.join(missing[:20])}")

@@ -1,4 +1,4 @@
-"""What manage requests about cascades must hold, and what their jobs are given."""
+"""The checks of manage requests about cascades, and the part of a job's request that is about its levels."""
 
 from __future__ import annotations
 

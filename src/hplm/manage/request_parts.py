@@ -70,7 +70,7 @@ class TuneSettings:
 
 @dataclass(frozen=True)
 class Target:
-    """What a tenant asks of its cascade. What is None is as it was, or has its default at first.
+    """The target of a tenant's cascade. A value that is None stays as it is, or has its default for a new tenant.
 
     `accuracy` is a share of right answers, `latency_ms` the mean of requests one at a time, in milliseconds.
     """

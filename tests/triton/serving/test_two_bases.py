@@ -34,12 +34,15 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.ports import Ports, free_ports
 from hplm.triton.workarounds.dead_stubs import stubs_over
 from tests import tiny
-from tests.managed import FAST, LEARNING, at_work, await_seen_at, expected_logits, swapped, write_rows
+from tests.managed import FAST, LEARNING, at_work, await_seen_at, expected_logits, swapped, write_colours, write_rows
+from tests.unit.hplm.profiles.made_profiles import keep_profile
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 QUICK = {"tokens": 400, "warmup_tokens": 400, "top_percent": 20.0, "learning_rate": 0.01}
 TEXTS = ["the red cat sings in Paris", "a slow dog runs over the green hill"]
+# So long that a tenant learns the texts of `write_colours`.
+COLOURS = {"epochs": 3, "learning_rates": [0.02], "adapter_width": "narrow"}
 # Tenants of each base beside the two that a job made.
 FLEET = 8
 ASKED = 400
@@ -286,6 +289,56 @@ def test_one_tenant_is_served_over_both_bases_by_each_ones_model(place: Place) -
         with pytest.raises(errors.UnknownTenantError):
             stranger.predict(tenant, TEXTS[0])
         np.testing.assert_array_equal(client.predict(tenant, TEXTS[0], logits=True).logits, before)
+
+
+def test_a_cascade_is_created_keeps_its_promise_through_an_update_that_breaks_it_and_is_rolled_back(
+    place: Place,
+) -> None:
+    folder, levels = place.rows.parent, [side.name for side in place.sides]
+    for side, ms in zip(place.sides, (1.0, 5.0), strict=True):
+        keep_profile(place.store, side.base, ms)
+    train, proof = (
+        write_colours(folder / f"{name}.csv", seed=seed) for seed, name in enumerate(("colours", "colours-proof"))
+    )
+    broken = write_colours(folder / "colours-broken.csv", seed=3, is_swapped=True)
+
+    def rights() -> float:
+        """The share of right answers to the proof, over the tenant's default base."""
+        rows = [line.rsplit(",", 1) for line in proof.read_text().splitlines()[1:]]
+        with Client(place.ports.grpc_url) as client:
+            return float(np.mean([client.predict("acme", text).label == label for text, label in rows]))
+
+    def current() -> dict[str, int]:
+        return manage.show_tenant("acme").bases
+
+    with place.manage() as manage, at_work(place.store):
+        files = {"train": manage.on_server(train.name), "proof": manage.on_server(proof.name)}
+        job = manage.create_tenant("acme", levels=levels, accuracy=0.7, settings=COLOURS, **files)
+        result = manage.wait(job).result
+        assert result is not None
+        assert result["promise"]["accuracy"] >= 0.7
+        place.await_seen(place.sides[0])
+        place.await_seen(place.sides[1])
+        assert rights() > 0.7
+        first = current()
+        files["train"] = manage.on_server(broken.name)
+        update = manage.wait(
+            manage.update_tenant("acme", settings={**COLOURS, "learning_rates": [0.05]}, **files)
+        ).result
+        assert update is not None
+        assert (update["published"], current()) == (False, first)
+        assert "nearest offer" in update["why"]
+        assert rights() > 0.7
+        with pytest.raises(errors.ContractError, match="nearest offer"):
+            manage.wait(manage.target_tenant("acme", latency_ms=0.1))
+        manage.wait(manage.target_tenant("acme", accuracy=0.6))
+        shown = manage.show_tenant("acme")
+        assert shown.cascade is not None
+        assert shown.cascade.in_force
+        assert max(shown.bases.values()) > max(first.values())
+        manage.rollback_tenant("acme")
+        assert current() == first
+        manage.delete_tenant("acme")
 
 
 @dataclass

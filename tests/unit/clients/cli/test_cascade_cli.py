@@ -1,4 +1,4 @@
-"""What the commands say about a cascade."""
+"""Lines and drawings that the commands print about a cascade."""
 
 from __future__ import annotations
 

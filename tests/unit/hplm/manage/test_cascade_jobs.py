@@ -18,12 +18,10 @@ from hplm.core.settings import WHOLE
 from hplm.errors import BadManageRequestError, ConflictError
 from hplm.housekeeping import garbage_collection
 from hplm.manage.service import ManageService
-from hplm.models.device import count_cores
-from hplm.profiles.profile import Timing
-from hplm.profiles.profile_store import write_profile
+from hplm.models import base as bases
 from hplm.registry.catalog import Catalog
 from hplm.registry.registry import Registry
-from hplm.runtime.processor import processor_name
+from hplm.store.cascade_outputs import outputs_of
 from hplm.store.layout import Store
 from tests import tiny
 from tests.managed import at_work
@@ -40,7 +38,7 @@ from tests.unit.hplm.manage.making import (
     work,
 )
 from tests.unit.hplm.manage.nursery import Nursery
-from tests.unit.hplm.profiles.made_profiles import CONDITIONS, made_profile
+from tests.unit.hplm.profiles.made_profiles import keep_profile
 
 BASES = ["tiny", "big"]
 KILLED = 137
@@ -70,15 +68,6 @@ def add_base(store: Store, name: str) -> None:
         registry.publish_domain(name, "general", f"bases/{name}", NOW_S, parent_id=None, about={}, expected=None)
 
 
-def add_profile(store: Store, name: str, ms: float) -> None:
-    """A profile of this machine: every text takes as long."""
-    with closing(Registry.open_read_only(store)) as registry:
-        fingerprint = registry.base(name).fingerprint
-    machine = {"fingerprint": fingerprint, "processor": processor_name(), "cores": count_cores()}
-    conditions = type(CONDITIONS)(**{**vars(CONDITIONS), **machine})
-    write_profile(store, made_profile(base=name, conditions=conditions, request=(Timing(1, 8, ms),)))
-
-
 def files(service: ManageService, *, train: str, proof: str | None = None) -> dict[str, Any]:
     parts = {"train": train, **({"proof": proof} if proof else {})}
     return {part: {"upload": upload(service, content, f"{part}.csv")} for part, content in parts.items()}
@@ -96,8 +85,8 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two bases with profiles: texts take 1 ms over `tiny` and 10 ms over `big`."""
     store = make_store(tmp_path_factory.mktemp("two") / "store")
     add_base(store, "big")
-    add_profile(store, "tiny", 1.0)
-    add_profile(store, "big", 10.0)
+    for name, ms in (("tiny", 1.0), ("big", 10.0)):
+        keep_profile(store, bases.load(store.base(name)), ms)
     return store.root
 
 
@@ -171,8 +160,19 @@ def test_all_levels_are_published_as_one_with_the_plan_that_was_proved(
         assert plan is not None
         assert json.loads(json.dumps(plan.to_json())) == cascade["plan"]
         assert catalog.find("acme").base == plan.levels[-1].base
-    assert load_outputs(store.tenant_version("acme", 2) / "cascade").tenant == "acme"
+    assert load_outputs(outputs_of(store.tenant_version("acme", 2))).tenant == "acme"
     check_clean(store, registry)
+
+
+def test_damaged_outputs_are_found_and_refuse_another_target(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    (outputs_of(store.tenant_version("acme", 2)) / "answers.json").write_text("{}")
+    (problem,) = garbage_collection.verify(store, registry, time.time()).problems
+    assert "answers.json" in problem.what
+    job = str(ask(service, "tenant.target", tenant="acme", target={"accuracy": 0.5})["job"])
+    work(store)
+    assert "the outputs of the tenant's levels cannot be used" in failure(registry, job, "CORRUPT_ARTIFACT")
 
 
 def test_another_target_is_selected_without_training_and_rolled_back(

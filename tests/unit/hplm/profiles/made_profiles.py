@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from hplm.models.base import Base
+from hplm.models.device import count_cores
 from hplm.profiles.profile import Conditions, LayerTiming, Memory, Profile, Timing
+from hplm.profiles.profile_store import write_profile
+from hplm.runtime.processor import processor_name
+from hplm.store.layout import Store
 
 CONDITIONS = Conditions(
     fingerprint="0123456789abcdef",
@@ -36,3 +42,9 @@ def made_profile(**changed: Any) -> Profile:
         "load_s": 1.5,
     }
     return Profile(**values | changed)
+
+
+def keep_profile(store: Store, base: Base, ms: float) -> None:
+    """Keep a profile of this machine beside a base: every text takes `ms` milliseconds."""
+    machine = replace(CONDITIONS, fingerprint=base.fingerprint, processor=processor_name(), cores=count_cores())
+    write_profile(store, made_profile(base=base.config.name, conditions=machine, request=(Timing(1, 8, ms),)))
