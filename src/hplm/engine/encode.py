@@ -207,8 +207,9 @@ class EncodeEngine:
                 at_attention,
                 read,
                 at_attention_of_read,
-                keeps_attention,
             )
+            if keeps_attention:
+                run.keep_qkv()
             self.computed_tokens += run.hidden.size(0)
             # Python's references are dropped, because each would take the interpreter's lock again and again.
             del state, mask, at_input, at_attention, read, at_attention_of_read
