@@ -35,8 +35,8 @@ class AttentionReceived(nn.Module):
     ) -> Tensor:
         """Sum the attention weights over layers, heads and queries of a token's text: float32 `[M]`.
 
-        `starts` are the texts' first places in the layers' `qkv` `[N, 3 * H]`: `counts[i]` texts of `lengths[i]` tokens one after
-        another. `relative` `[heads, L, L]` are scores to add.
+        `starts` are the texts' first places in the layers' `qkv` `[N, 3 * H]`: `counts[i]` texts of `lengths[i]` tokens one
+        after another. `relative` `[heads, L, L]` are scores to add.
         """
         size = qkv[0].size(1) // 3
         head = size // num_heads
