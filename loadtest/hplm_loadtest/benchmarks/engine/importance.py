@@ -14,7 +14,7 @@ from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.importance import KeptAttention
 from hplm.models.device import choose_device, choose_dtype, use_threads
 from hplm.models.layers import UpperLayers
-from hplm.reporting.benchmark_result import Report
+from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.timing import time_interleaved
 from hplm_loadtest.workloads.lengths import NormalLengths
@@ -84,7 +84,18 @@ def importance(rounds: int, num_threads: int, device_name: str) -> Report:
                 del part
             engine.close()
     settings = {"batch": BATCH, "mean_length": 20, "threads": num_threads, "dtype": str(dtype), "device": device.type}
-    return Report("importance", {**settings, "rerouted": REROUTED, "goal": GOAL, "rounds": rounds}, rows)
+    goals = [
+        Goal(
+            f"importance-{shape}",
+            f"{shape}: importances of all texts over their batch's time, the largest",
+            GOAL,
+            max(row["share_of_all"] for row in rows if row["shape"] == shape),
+            "x",
+            "lower",
+        )
+        for shape in SHAPES
+    ]
+    return Report("importance", {**settings, "rerouted": REROUTED, "rounds": rounds}, rows, goals)
 
 
 def _importances(attention: KeptAttention, texts: list[int]) -> None:

@@ -11,17 +11,19 @@ from torch import Tensor, nn
 class AttentionReceived(nn.Module):
     """Attention weights of texts, summed for each token as a key.
 
-    `most_weights` are computed at once: 4 MB stay in a core's cache, and long texts take no more memory. Scores below
-    `safe_score` are exponentiated as they are. `exp` of it times a text's tokens is a float32, and so is its inverse.
+    `most_weights` are computed at once: 4 MB stay in a core's cache, and long texts take no more memory. A row of exponents
+    whose sum is between `least_sum` and `most_sum` has neither overflowed nor lost digits, as float32 ends at 1e-38 and 3e38.
     """
 
     most_weights: Final[int]
-    safe_score: Final[float]
+    least_sum: Final[float]
+    most_sum: Final[float]
 
     def __init__(self) -> None:
         super().__init__()
         self.most_weights = 1_000_000
-        self.safe_score = 60.0
+        self.least_sum = 1e-30
+        self.most_sum = 1e30
         self.nothing = torch.empty(0)
 
     def forward(
@@ -69,17 +71,33 @@ class AttentionReceived(nn.Module):
 
     def _received(self, both: Tensor, relative: Tensor | None) -> Tensor:
         """Compute texts of one length: queries and keys `[2, layers, texts, heads, length, head]` -> `[texts * length]`."""
-        layers, texts, heads, length, head = both.size(1), both.size(2), both.size(3), both.size(4), both.size(5)
+        layers, texts, heads, length = both.size(1), both.size(2), both.size(3), both.size(4)
+        rows = layers * texts
+        weights = self._scores(both, relative)
+        if both.is_cuda:
+            # A look at the sums would wait for the GPU.
+            is_safe = False
+            sums = weights
+        else:
+            # Without the usual shift by the largest score, because a softmax of short rows takes several times as long.
+            sums = weights.exp_().sum(-1)
+            least, most = sums.aminmax()
+            is_safe = bool(least > self.least_sum) and bool(most < self.most_sum)
+        if not is_safe:
+            if not both.is_cuda:
+                weights = self._scores(both, relative)
+            weights = weights.sub_(weights.amax(-1, keepdim=True)).exp_()
+            sums = weights.sum(-1)
+        inverse = sums.reciprocal_().view(rows, 1, heads * length)
+        summed = torch.bmm(inverse, weights.view(rows, heads * length, length))
+        return summed.view(layers, texts * length).sum(0)
+
+    def _scores(self, both: Tensor, relative: Tensor | None) -> Tensor:
+        """Compute the scores of queries and keys: `[layers * texts * heads, length, length]`."""
+        heads, length, head = both.size(3), both.size(4), both.size(5)
         query, key = both[0].flatten(0, 2), both[1].flatten(0, 2)
         scores = torch.empty([query.size(0), length, length], device=both.device)
         torch.baddbmm(scores, query, key.transpose(1, 2), beta=0.0, alpha=head**-0.5, out=scores)
         if relative is not None:
             scores.view(-1, heads, length, length).add_(relative[:, :length, :length])
-        # A softmax of short rows takes several times as long as these steps. A GPU's does not, and the look would wait for it.
-        if both.is_cuda or not bool(scores.abs().amax() < self.safe_score):
-            scores = scores - scores.amax(-1, keepdim=True)
-        weights = scores.exp_()
-        inverse = weights.sum(-1).reciprocal_()
-        rows = layers * texts
-        summed = torch.bmm(inverse.view(rows, 1, heads * length), weights.view(rows, heads * length, length))
-        return summed.view(layers, texts * length).sum(0)
+        return scores
