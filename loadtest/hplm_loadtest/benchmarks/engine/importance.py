@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def importance(rounds: int, num_threads: int, device_name: str) -> Report:
     device = choose_device(device_name)
     dtype = choose_dtype("auto", device)
     rng = np.random.default_rng(0)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with progress_bars() as progress:
         for shape, (hidden, layers) in SHAPES.items():
             config = BaseConfig("any", 100, hidden, 12, 4 * hidden, 1, layers, 256, 3)
