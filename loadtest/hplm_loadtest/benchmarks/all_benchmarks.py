@@ -22,6 +22,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("plot-lookup", "", False),
     ("upper", "", False),
     ("adapters", "", False),
+    ("importance", "", False),
     ("request", "", False),
     ("route", "--models {minilm} --texts pool", False),
     ("limit", "--models {bert}", True),
@@ -40,6 +41,7 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
 # get the small base.
 QUICK = {
     "adapters": "--rounds 2",
+    "importance": "--rounds 2",
     "plot-lookup": "--rounds 2",
     "upper": "--rounds 2",
     "request": "--rounds 1 --count 400",

@@ -16,6 +16,7 @@ from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
+from hplm_loadtest.benchmarks.engine.importance import importance
 from hplm_loadtest.benchmarks.engine.int8 import int8
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.engine.lookup import plot_lookup
@@ -326,6 +327,20 @@ def bench_adapters(
     Example: hplm bench adapters --json adapters.json
     """
     adapters(rounds, threads, device).publish(json_file)
+
+
+@app.command(name="importance")
+def bench_importance(
+    rounds: RoundsOption = 9,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what importances of words, by which a cascade prunes texts, cost beside the batch of the level.
+
+    Example: hplm bench importance --json importance.json
+    """
+    importance(rounds, threads, device).publish(json_file)
 
 
 @app.command(name="batching")

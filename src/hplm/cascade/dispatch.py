@@ -116,7 +116,7 @@ class DispatchInput:
 
 @dataclass(frozen=True)
 class DispatchAnswer:
-    """What a level has decided on one text.
+    """A level's decision on one text.
 
     `importance` float32 `[words, 3]` has the first character, the end and the importance of each word, see `word_importances`.
     It has no words unless the text is re-routed and importances are wanted.

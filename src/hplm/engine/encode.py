@@ -45,9 +45,9 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Texts of a batch that are computed: their numbers in the batch, and the outputs of their heads.
+    """Computed texts of a batch: `texts` are the numbers of requests, and `logits` the outputs of the requests' heads.
 
-    `attention` is there if one of the texts keeps it. Its texts are these, in this order.
+    `attention` is None if no text keeps attention. Its text i is that of request `texts[i]`.
     """
 
     texts: list[int]
@@ -207,8 +207,9 @@ class EncodeEngine:
                 at_attention,
                 read,
                 at_attention_of_read,
-                keeps_attention,
             )
+            if keeps_attention:
+                run.keep_qkv()
             self.computed_tokens += run.hidden.size(0)
             # Python's references are dropped, because each would take the interpreter's lock again and again.
             del state, mask, at_input, at_attention, read, at_attention_of_read

@@ -13,14 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hplm.engine.kernels.attention_received import attention_received
+from hplm.engine.kernels.attention_received import AttentionReceived
 from hplm.engine.kernels.scripted import scripted
 from hplm.models.layers import equal_runs
 
 # Of a text: float32 `[T]`, the sum of the weights with which its tokens attend to each token.
 Importance = npt.NDArray[np.float32]
 
-_attention_received = scripted(attention_received)
+_attention_received = scripted(AttentionReceived())
 
 
 class KeptAttention:
@@ -48,17 +48,16 @@ class KeptAttention:
         """Return the importance of each token of these texts, in their order: `[T]` each."""
         if not texts:
             return []
-        # Texts of equal length are computed together.
-        order = sorted(range(len(texts)), key=lambda i: self._lengths[texts[i]])
+        # Texts of equal length are computed together. Neighbours in the batch need not be gathered.
+        order = sorted(range(len(texts)), key=lambda i: (self._lengths[texts[i]], self._starts[texts[i]]))
         lengths = [self._lengths[texts[i]] for i in order]
         ends = np.cumsum(lengths)
         starts = [self._starts[texts[i]] for i in order]
-        places = np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1])
         counts, sizes = (list(column) for column in zip(*equal_runs(lengths), strict=True))
         with torch.inference_mode():
             received = _attention_received(
                 self._qkv,
-                torch.from_numpy(places).to(self._qkv[0].device),
+                starts,
                 counts,
                 sizes,
                 self._num_heads,

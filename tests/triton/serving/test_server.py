@@ -29,6 +29,7 @@ from tritonclient.utils import InferenceServerException
 
 from hplm import errors
 from hplm.core import wire
+from hplm.core.roles import dispatch_name
 from hplm.core.text import TextOrPair
 from hplm.engine import reference
 from hplm.engine.lower_layers import load_lower
@@ -389,6 +390,42 @@ def test_one_bad_text_of_several_is_the_error_of_the_request_and_the_server_goes
     assert str(found).startswith("text 2 of 3: ")
     assert "gamma" not in str(found)
     raw_infer(*raw, "hbert", in_one_request([("alpha", "the red cat"), ("gamma", "one two")]))
+
+
+def test_a_level_of_a_cascade_decides_on_each_text_as_its_logits_say(
+    raw: tuple[Any, Any], server: TritonServer
+) -> None:
+    level = dispatch_name("hbert") if dispatch_name("hbert") in server.models else "hbert"
+    pairs = [("beta", text) for text in tiny.sentences(12)] + [("tagger", "Anna runs over Oslo")]
+    plain = raw_infer(*raw, "hbert", in_one_request(pairs))
+    sent = np.tile(np.array([[2.0, 0.5, 4.0, 1.0, 1.0]], np.float32), (len(pairs), 1))
+    sent[::2, 4] = 0
+    found = raw_infer(*raw, level, {**in_one_request(pairs), wire.DISPATCH: sent})
+    for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.LOGITS):
+        np.testing.assert_array_equal(found.as_numpy(name), plain.as_numpy(name))
+    scaled = np.exp(found.as_numpy(wire.LOGITS)[:-1, 0, :3] / 2)
+    wanted = scaled.max(1) / scaled.sum(1)
+    np.testing.assert_allclose(found.as_numpy(wire.CONFIDENCE)[:-1, 0], wanted, rtol=1e-5)
+    route = found.as_numpy(wire.ROUTE)[:, 0]
+    np.testing.assert_array_equal(route, found.as_numpy(wire.CONFIDENCE)[:, 0] <= 0.5)
+    assert set(route.tolist()) == {0, 1}
+    for (_, text), is_rerouted, wants, words in zip(
+        pairs, route, sent[:, 4], found.as_numpy(wire.IMPORTANCE), strict=True
+    ):
+        read = [text[int(first) : int(end)] for first, end, _ in words if first >= 0]
+        # The base reads 40 tokens of a text.
+        assert read == (text.split()[: len(read)] if is_rerouted and wants else [])
+        assert bool(read) == bool(is_rerouted and wants)
+
+
+def test_a_bad_dispatch_gets_one_clear_error(raw: tuple[Any, Any], server: TritonServer) -> None:
+    level = dispatch_name("hbert") if dispatch_name("hbert") in server.models else "hbert"
+    sent = np.array([[0.0, 0.5, 4.0, 1.0, 1.0]], np.float32)
+    with pytest.raises(InferenceServerException) as caught:
+        raw_infer(*raw, level, {**in_one_request([("beta", "the red cat")]), wire.DISPATCH: sent})
+    found = errors.from_wire(str(caught.value.message()))
+    assert type(found) is errors.BadInputError
+    assert "a temperature above 0" in str(found)
 
 
 @TWO_STAGES_ALONE

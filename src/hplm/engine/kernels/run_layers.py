@@ -120,7 +120,7 @@ class RunLayers(nn.Module):
         self.rounding = torch.tensor(ZERO_POINT + 0.5)
         self.unchanged = UNCHANGED
         self.last = len(weights) - 1
-        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED, None, UNCHANGED, False)
+        self.begin(self.nothing, [], [], None, UNCHANGED, UNCHANGED, None, UNCHANGED)
 
     @torch.jit.export
     def begin(
@@ -133,16 +133,14 @@ class RunLayers(nn.Module):
         at_attention: AdapterPlan,
         read: Tensor | None,
         at_attention_of_read: AdapterPlan,
-        keeps_qkv: bool,
     ) -> None:
         """Take a batch: `hidden` `[N, H]`, an `Attention`'s fields, and an adapter plan for each place.
 
         `read` has the places of the tokens that heads read, int64, with the plan for them; None if heads read all tokens.
-        With `keeps_qkv` the batch keeps each layer's queries, keys and values, for `kept_qkv`.
         """
-        # TorchScript takes an empty list for a constant, which all batches of the process would share and append to.
-        self.kept = [self.nothing] * len(self.weights)
-        self.keeps_qkv = keeps_qkv
+        kept: list[Tensor] = []
+        self.kept = kept
+        self.keeps_qkv = False
         self.size = hidden.size(0)
         fillers = self._fillers(self.size)
         self.hidden = F.pad(hidden, [0, 0, 0, fillers]) if fillers > 0 else hidden
@@ -160,6 +158,13 @@ class RunLayers(nn.Module):
             fillers = self._fillers(self.size)
             self.read = F.pad(read, [0, fillers]) if fillers > 0 else read
         self.at_attention_of_read = with_fillers(at_attention_of_read, fillers)
+
+    @torch.jit.export
+    def keep_qkv(self) -> None:
+        """Keep each layer's queries, keys and values of this batch, for `kept_qkv`. Call it after `begin`."""
+        self.keeps_qkv = True
+        # Not an empty list to append to: TorchScript takes such a list for a constant, which all batches would share.
+        self.kept = [self.nothing] * len(self.weights)
 
     def _fillers(self, size: int) -> int:
         return rounded(size) - size if self.packed else 0
@@ -274,5 +279,5 @@ class RunLayers(nn.Module):
     def end(self) -> Tensor:
         """Return the batch after all layers, `[N, H]`, or its `read` tokens `[R, H]`, and keep no tensor of it."""
         hidden = self.hidden[: self.size]
-        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged, None, self.unchanged, False)
+        self.begin(self.nothing, [], [], None, self.unchanged, self.unchanged, None, self.unchanged)
         return hidden

@@ -13,6 +13,7 @@ from hplm.adapters.tenant import Tenant
 from hplm.core.settings import Batching
 from hplm.engine import reference
 from hplm.engine.encode import EncodeEngine, EngineRequest
+from hplm.engine.importance import KeptAttention
 from hplm.engine.kernels.int8 import check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.lower_layers import load_lower
@@ -98,3 +99,18 @@ def test_some_texts_of_a_batch_have_the_importances_of_all(tiny_base: Base, tiny
 def test_a_batch_that_keeps_no_attention_has_none(tiny_base: Base, tiny_store: Store) -> None:
     requests = requests_of(tiny_base, members_of(tiny_base, tiny_store))
     assert [part.attention for part in tiny.engine_of(tiny_base).run_each(requests)] == [None]
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
+def test_scores_of_any_size_have_weights(size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(12, 24, generator=generator) * size**0.5 for _ in range(2)]
+    relative = torch.randn(2, 7, 7, generator=generator)
+    (long, short) = KeptAttention(qkv, [3, 0], [7, 3], 2, relative).importances([0, 1])
+    for got, start, length in ((long, 3, 7), (short, 0, 3)):
+        wanted = torch.zeros(length)
+        for layer in qkv:
+            query, key, _ = (part.view(-1, 2, 4).transpose(0, 1) for part in layer[start : start + length].chunk(3, 1))
+            scores = query @ key.transpose(1, 2) / 2 + relative[:, :length, :length]
+            wanted += scores.softmax(-1).sum((0, 1))
+        np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-5)
