@@ -41,7 +41,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.triton
 QUICK = {"tokens": 400, "warmup_tokens": 400, "top_percent": 20.0, "learning_rate": 0.01}
 TEXTS = ["the red cat sings in Paris", "a slow dog runs over the green hill"]
-# So long that a tenant learns the texts of `write_colours`.
+# Settings with which a tenant learns the texts of `write_colours`.
 COLOURS = {"epochs": 3, "learning_rates": [0.02], "adapter_width": "narrow"}
 # Tenants of each base beside the two that a job made.
 FLEET = 8

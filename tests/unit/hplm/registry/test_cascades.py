@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
-from hplm.errors import ConfigError, ConflictError, InternalError, UnknownVersionError
+from hplm.errors import ConfigError, ConflictError, DomainInUseError, InternalError, UnknownVersionError
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import DomainVersion, NewLevel
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from tests.unit.hplm.registry.making import NOW_S, publish, publish_root
+from tests.unit.hplm.registry.making import NOW_S, publish, publish_branch, publish_root
 
 LATER_S = NOW_S + 10
 
@@ -228,3 +228,52 @@ def test_another_registry_brings_its_own_plans(tmp_path_factory: pytest.TempPath
         publish(registry, "films", publish_root(registry))
         with closing(Catalog(store, "b")) as catalog:
             assert plan_now(catalog) is None
+
+
+def submit_update(registry: Registry, **domains: str) -> str:
+    """Queue an update of a cascade whose levels stand on domains by base; the last base is that of the job."""
+    base, domain = list(domains.items())[-1]
+    request = {"base": base, "domain": domain, "levels": list(domains), "domains": domains, "stays": True}
+    return registry.submit_job("tenant.update", "tenant:films", request, NOW_S).id
+
+
+def test_a_job_waits_for_jobs_of_the_domains_of_all_its_levels(
+    registry: Registry, root: DomainVersion, other: DomainVersion
+) -> None:
+    law = registry.submit_job("domain.update", "domain:b/law", {"base": "b", "domain": "law"}, NOW_S)
+    assert registry.claim_job("first", NOW_S, 60.0) == registry.job(law.id)
+    job = submit_update(registry, b="law", c="general-c")
+    assert registry.claim_job("second", NOW_S, 60.0) is None
+    registry.finish_job(law.id, "first", NOW_S, result={})
+    claimed = registry.claim_job("second", NOW_S, 60.0)
+    assert claimed is not None
+    assert claimed.id == job
+
+
+def test_a_domain_of_any_level_is_not_deleted_while_a_job_waits(
+    registry: Registry, root: DomainVersion, other: DomainVersion
+) -> None:
+    publish_branch(registry, "law", root)
+    job = submit_update(registry, b="law", c="general-c")
+    with pytest.raises(DomainInUseError, match=job):
+        registry.delete_domain("b", "law", NOW_S)
+
+
+def test_a_queued_update_follows_each_level_to_its_domain(
+    registry: Registry, root: DomainVersion, other: DomainVersion
+) -> None:
+    publish_cascade(registry, "films", root, other)
+    job = submit_update(registry, b="general", c="general-c")
+    publish_cascade(registry, "films", publish_branch(registry, "law", root), publish_branch(registry, "tax", other))
+    request = registry.job(job).request
+    assert (request["domain"], request["domains"]) == ("tax", {"b": "law", "c": "tax"})
+
+
+def test_old_versions_of_a_domain_stay_while_a_job_over_a_level_runs(
+    registry: Registry, root: DomainVersion, other: DomainVersion
+) -> None:
+    for _ in range(2):
+        publish_branch(registry, "law", root)
+    submit_update(registry, b="law", c="general-c")
+    assert registry.claim_job("w", NOW_S, 60.0) is not None
+    assert registry.retire(1, LATER_S, base="b") == 0
