@@ -72,6 +72,10 @@ class Store:
         folder = self.root / "banks"
         return sorted(p for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
 
+    def profiles(self, base: str) -> Path:
+        """Return the folder of the profiles that were measured of a base."""
+        return self.root / "profiles" / base
+
     def upload(self, upload_id: str) -> Path:
         """Return the folder for the bytes of an upload."""
         return self.root / "uploads" / upload_id

@@ -25,6 +25,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/reporting": (("hplm.errors", "hplm.core"), NO_TORCH),
     "src/hplm/store": (PLAIN, NO_TORCH),
     "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
+    "src/hplm/profiles": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/housekeeping": (STORED, NO_TORCH),
     "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/adapters": ((*STORED, "hplm.tasks"), NO_TORCH),
@@ -37,7 +38,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks", "hplm.models.base_folder"),
         NO_TORCH,
     ),
-    "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
+    "src/hplm/serving": ((*COMPUTING, "hplm.manage", "hplm.profiles"), NO_TRITON),
     "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
         (*PLAIN, "hplm.triton.workarounds", "hplm.serving.request"),
