@@ -59,7 +59,8 @@ def test_the_newest_profile_counts(tmp_path: Path) -> None:
     for day in (1, 3, 2):
         write_profile(store, made_profile(measured_at=f"2026-01-0{day}T12:00:00Z", load_s=float(day)))
     found = find_profile(store, "tiny", CONDITIONS)
-    assert found is not None and found.load_s == 3.0
+    assert found is not None
+    assert found.load_s == 3.0
     assert [profile.load_s for profile in read_profiles(store, "tiny")] == [3.0, 2.0, 1.0]
 
 
