@@ -41,6 +41,11 @@ COMMANDS = {
     "job": Command("hplm_client.cli.job:app", "client", "Watch, list and cancel the jobs of a running server."),
     "upload": Command("hplm_client.cli.upload:app", "client", "List and drop files that were uploaded for jobs."),
     "predict": Command("hplm_client.cli.predict:predict", "client", "Ask a tenant's model on a running server."),
+    "profile": Command(
+        "hplm_cli.profile:profile",
+        "build",
+        "Measure a served base on this machine: latency by tokens, memory, loading.",
+    ),
     "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure look-ups, upper layers and whole requests."),
     "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Put load on a running server with Locust."),
     "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure quality beside plain fine-tuning."),

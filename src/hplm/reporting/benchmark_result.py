@@ -21,6 +21,7 @@ from rich.table import Column, Table
 
 from hplm.core.numbers import finite
 from hplm.errors import ConfigError
+from hplm.runtime.processor import processor_name
 
 # A table with more columns is too wide for a terminal.
 WIDE = 9
@@ -172,17 +173,13 @@ def plain(value: float, digits: int = 4) -> str:
 
 def machine() -> dict[str, Any]:
     """Return the machine on which this process measures."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        first = cpuinfo.read_text().partition("\n\n")[0]
-        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-        if "model name" in fields:
-            # Cloud hosts give processors of several generations the same name.
-            more = ", ".join(f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields)
-            model = f"{fields['model name']} ({more})" if more else fields["model name"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    described = {"cpu": model, "cores": cores, "system": platform.system(), "python": platform.python_version()}
+    described = {
+        "cpu": processor_name(),
+        "cores": cores,
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
     # A process that has not loaded torch has not computed with torch.
     if (torch := sys.modules.get("torch")) is not None:
         described["torch"] = torch.__version__

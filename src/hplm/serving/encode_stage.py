@@ -19,22 +19,19 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.host_cache import HostCache
-from hplm.adapters.packed import PackedAdapter, packed_width
-from hplm.adapters.tenant import Head, Tenant, TenantCard
+from hplm.adapters.packed import packed_width
+from hplm.adapters.tenant import Tenant
 from hplm.cascade.dispatch import DispatchAnswer, DispatchInput, word_importances
 from hplm.core.settings import EncodeSettings
 from hplm.core.wire import LabelledSpan
-from hplm.engine.adapter_slots import choose_slots
-from hplm.engine.encode import EncodedTexts, EncodeEngine, EngineRequest
-from hplm.engine.kernels.int8 import Ranges, check_int8
-from hplm.engine.kernels.int8_ranges import measure_ranges
-from hplm.engine.lower_layers import load_lower
+from hplm.engine.encode import EncodedTexts, EngineRequest
+from hplm.engine.served_engine import conditions_of, make_engine
+from hplm.engine.starting_cost import starting_cost
 from hplm.engine.token_domain import Features, no_features
 from hplm.errors import BadInputError, ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
-from hplm.models.device import choose_device, choose_dtype, choose_threads, count_cores
+from hplm.models.device import choose_device, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
 from hplm.runtime.rate_limited_log import log_rate_limited
-from hplm.scheduling.cost import CostModel
 from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
@@ -102,31 +99,14 @@ class EngineStage(Stage[Input, Item, Answer]):
         threads = choose_threads(settings.num_threads, instances)
         super().__init__("upper", settings, folder, threads=threads)
         self._settings = settings
-        self._config = config = self._base.config
+        self._config = self._base.config
         device = choose_device(settings.device, device_index)
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
         )
-        upper = self._base.load_upper()
-        dtype = choose_dtype(settings.dtype, device, settings.quantization)
-        int8: list[Ranges] = []
-        if settings.quantization == "int8":
-            check_int8(device)
-            int8 = measure_ranges(self._base, None if config.is_whole else load_lower(self._base), upper)
-        reduced_size = config.reduced_size(settings.reduction_factor)
-        self.engine = EncodeEngine(
-            config,
-            upper,
-            num_slots=choose_slots(settings.num_slots, config, reduced_size, device, dtype, instances),
-            reduced_size=reduced_size,
-            device=device,
-            dtype=dtype,
-            batching=settings.batching,
-            row_tokens=settings.row_tokens,
-            pad_to=settings.pad_to,
-            fine_prefetch=settings.fine_prefetch,
-            int8=int8,
-            tracer=self._tracer,
+        self.engine = make_engine(self._base, settings, device, instances=instances, tracer=self._tracer)
+        cost, origin = starting_cost(
+            self.engine, self._store, settings.base, conditions_of(self._base, settings, device, threads)
         )
         # If this stage computes on every core, a higher priority would let no request in and no answer out.
         nice = settings.compute_nice if threads * instances < count_cores() else 0
@@ -134,7 +114,7 @@ class EngineStage(Stage[Input, Item, Answer]):
             settings,
             load_policy(settings.policy, settings.policy_settings),
             budget_of(settings, self.engine.slots.num_slots),
-            measure_cost(self.engine),
+            cost,
             device=device,
             starve_after_s=settings.starve_after_s,
             upcoming=self.look_ahead if looks_ahead(settings, device) else None,
@@ -144,10 +124,11 @@ class EngineStage(Stage[Input, Item, Answer]):
             crowded_nice=max(nice, CROWDED_NICE) if threads == 1 else None,
         )
         count = "1 thread" if threads == 1 else f"{threads} threads"
-        products = ", layers' matrices in int8" if int8 else ""
+        products = ", layers' matrices in int8" if settings.quantization == "int8" else ""
         slots = "" if device.type == "cpu" else f", {self.engine.slots.num_slots:,} slots"
         # Words for the log: where and how the stage computes.
-        self.about = f"on {device} in {str(dtype).removeprefix('torch.')} with {count}{products}{slots}"
+        dtype = str(self.engine.dtype).removeprefix("torch.")
+        self.about = f"on {device} in {dtype} with {count}{products}{slots}; {origin}"
 
     def close(self) -> None:
         self._cache.close()
@@ -350,28 +331,3 @@ def budget_of(settings: EncodeSettings, num_slots: int) -> Budget:
         max_requests=settings.batch_requests,
         max_tenants=num_slots - 1,
     )
-
-
-def measure_cost(engine: EncodeEngine) -> CostModel:
-    """Measure the seconds of batches of a few sizes. Batches that are served later refine the model."""
-    most = engine.config.max_tokens
-    samples = []
-    for count, wanted in ((1, 4), (1, 4), (1, 32), (8, 16), (8, 32), (2, 128)):
-        length = min(wanted, most)
-        requests = [EngineRequest(_no_tenant(engine), no_features(engine.config, length)) for _ in range(count)]
-        start = time.perf_counter()
-        engine.run(requests)
-        samples.append((count * length, count * length * length, time.perf_counter() - start))
-    # No client asked for these batches.
-    engine.computed_tokens = engine.slots.loads = 0
-    # The first batch warms up torch and is no sample.
-    return CostModel.fit(samples[1:])
-
-
-def _no_tenant(engine: EncodeEngine) -> Tenant:
-    """Return a tenant of zeros, for measuring."""
-    hidden, reduced = engine.config.hidden_size, engine.slots.sizes[0]
-    weights = np.zeros((engine.config.adapted_layers, packed_width(hidden, reduced)), np.float32)
-    head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))
-    card = TenantCard("nobody", "classification", ("a", "b"), base="")
-    return Tenant(card, PackedAdapter(weights, hidden, reduced), head, version="measuring")

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PLAIN = ("hplm.errors", "hplm.core", "hplm.runtime")
 STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.registry")
-DATA = (*STORED, "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
+DATA = (*STORED, "hplm.profiles", "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
 COMPUTING = (*DATA, "hplm.models", "hplm.engine")
 NO_TORCH = ("torch", "tritonclient", "triton_python_backend_utils")
 NO_TRITON = ("tritonclient", "triton_python_backend_utils")
@@ -22,7 +22,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/core": (("hplm.errors",), NO_TORCH),
     "src/hplm/runtime": (("hplm.errors",), NO_TORCH),
     "src/hplm/cascade": (PLAIN, NO_TORCH),
-    "src/hplm/reporting": (("hplm.errors", "hplm.core"), NO_TORCH),
+    "src/hplm/reporting": (PLAIN, NO_TORCH),
     "src/hplm/store": (PLAIN, NO_TORCH),
     "src/hplm/registry": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/profiles": ((*PLAIN, "hplm.store"), NO_TORCH),
@@ -38,7 +38,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks", "hplm.models.base_folder"),
         NO_TORCH,
     ),
-    "src/hplm/serving": ((*COMPUTING, "hplm.manage", "hplm.profiles"), NO_TRITON),
+    "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
     "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
         (*PLAIN, "hplm.triton.workarounds", "hplm.serving.request"),

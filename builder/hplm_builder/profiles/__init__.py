@@ -1,0 +1,1 @@
+"""Measuring the profile of a base in one process, without Triton."""

@@ -1,0 +1,109 @@
+"""Times of whole requests to a served base, one at a time, through a real Triton server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from hplm_builder.profiles.stage_timings import WORDS
+from hplm_client import Client
+from hplm_client.transport.headers import headers_from_environment
+
+from hplm.core.roles import ServedBase, settings_path
+from hplm.core.text import TextEncoder
+from hplm.profiles.profile import Timing
+from hplm.reporting.progress import Report
+from hplm.runtime.memory import count_process_memory
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds.dead_stubs import stubs_over
+
+# Requests of each length that count, and requests before them that warm up the stages.
+REQUESTS, WARM_UP = 20, 3
+
+
+@dataclass(frozen=True)
+class AskedTenant:
+    """The tenant that is asked. `texts`: how many texts its requests have, 1 or 2."""
+
+    name: str
+    texts: int
+
+
+@dataclass(frozen=True)
+class RunningBase:
+    """A server that serves a base. `load_s`: seconds until it was ready, None if it ran before."""
+
+    url: str
+    served: ServedBase
+    load_s: float | None
+
+
+@contextmanager
+def own_server(served: ServedBase) -> Iterator[RunningBase]:
+    """Start a server over a copy of a base's models on free ports, and wait until it is ready. Raises StartError."""
+    with tempfile.TemporaryDirectory(prefix="hplm-profile-") as folder:
+        copy = Path(folder) / "models"
+        for role in served.roles:
+            shutil.copytree(served.models / role.name, copy / role.name)
+            if role.settings is not None:
+                path = settings_path(copy, role)
+                # The store's path is relative to the folder of the settings.
+                values = {**json.loads(path.read_text()), "store": str(served.store_root)}
+                path.write_text(json.dumps(values, indent=2) + "\n")
+        start = time.perf_counter()
+        with TritonServer(copy, free_ports(), log=served.models.parent / "triton-profile.log", tied=True) as server:
+            server.wait_ready()
+            load_s = time.perf_counter() - start
+            yield RunningBase(server.ports.grpc_url, replace(served, models=copy), load_s)
+
+
+def time_requests(
+    base: RunningBase, tenant: AskedTenant, encoder: TextEncoder, lengths: Sequence[int], report: Report
+) -> tuple[Timing, ...]:
+    """Return the median milliseconds of a request of one text of each length in tokens, one request at a time.
+
+    Every text is new: random words. Lengths take turns, so that a busy machine slows all of them.
+    """
+    rng = np.random.default_rng(1)
+    taken_ms: dict[int, list[float]] = {tokens: [] for tokens in lengths}
+    special = _special_tokens(encoder, tenant.texts)
+    with Client(base.url, model=base.served.name, headers=headers_from_environment()) as client:
+        for turn in range(WARM_UP + REQUESTS):
+            for tokens, times in taken_ms.items():
+                words = rng.choice(list(WORDS), max(tenant.texts, tokens - special)).tolist()
+                cut = len(words) // 2 if tenant.texts == 2 else len(words)
+                pair = " ".join(words[cut:]) if tenant.texts == 2 else None
+                start = time.perf_counter()
+                client.predict(tenant.name, " ".join(words[:cut]), pair)
+                if turn >= WARM_UP:
+                    times.append(1000 * (time.perf_counter() - start))
+            report("requests", (turn + 1) / (WARM_UP + REQUESTS))
+    return tuple(Timing(1, tokens, median(times)) for tokens, times in taken_ms.items())
+
+
+def process_bytes(base: ServedBase) -> tuple[int, int]:
+    """Return the bytes of the look-up and the encode processes of servers over a base's models on this machine.
+
+    Shared pages count in part. A fused model has only encode processes. 0 if no server runs here.
+    """
+    stubs = stubs_over(base.models)
+    by_backend = {"plot": 0, "upper": 0, "fused": 0}
+    for role in base.roles:
+        if role.backend in by_backend:
+            by_backend[role.backend] += sum(map(count_process_memory, stubs.get(role.name, ())))
+    return by_backend["plot"], by_backend["upper"] + by_backend["fused"]
+
+
+def _special_tokens(encoder: TextEncoder, texts: int) -> int:
+    """Return the special tokens of a text or a pair."""
+    (encoded,) = encoder.encode([("a", "a") if texts == 2 else "a"])
+    return len(encoded.ids) - texts
