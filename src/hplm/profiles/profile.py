@@ -126,7 +126,8 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile in JSON values."""
-        return asdict(self)
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Profile:
