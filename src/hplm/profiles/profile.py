@@ -77,7 +77,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a base under `conditions`, at `measured_at` (UTC, ISO 8601).
+    """A measurement of a base under `conditions`, at `measured_at` (UTC, ISO 8601).
 
     `kind` is `full` if a Triton server answered the requests of `request`. It is `quick` if the stages' times were added in one
     process, without a server. `look_up` has texts whose n-grams no table holds, `known` has texts that were looked up before.
