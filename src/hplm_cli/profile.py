@@ -31,7 +31,7 @@ from hplm.reporting.benchmark_result import plain
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.runtime.processor import processor_name
 from hplm.store.layout import Store
-from hplm.triton.launcher.instances import instances_in
+from hplm.triton.launcher.instances import count_encode_processes
 from hplm_cli.request_timings import AskedTenant, RunningBase, own_server, process_bytes, time_requests
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -103,24 +103,22 @@ def _measured(served: ServedBase, url: str | None) -> Profile:
     tenant = _asked_tenant(store, base)
     with progress_bars() as bars:
         report = bar_report(bars, served.name)
-        measured = measure_stages(store, served, _encode_instances(served), report)
+        measured = measure_stages(store, served, count_encode_processes(served.models), report)
         if tenant is None:
             console().print(f"base {served.base} has no tenant to ask: this profile is quick, and it is not kept")
             return measured
         lengths = [timing.tokens for timing in measured.request]
-        with nullcontext(RunningBase(url, served, None)) if url else own_server(served) as running:
+        with (
+            nullcontext(RunningBase(url, served, None))
+            if url
+            else own_server(served, measured.conditions.threads) as running
+        ):
             requests = time_requests(running, tenant, base.load_text_encoder(), lengths, report)
             look_up_bytes, encode_bytes = process_bytes(running.served)
     memory = replace(measured.memory, look_up_process=look_up_bytes, encode_process=encode_bytes)
     measured = replace(measured, kind="full", request=requests, memory=memory, load_s=running.load_s)
     write_profile(store, measured)
     return measured
-
-
-def _encode_instances(served: ServedBase) -> int:
-    """Return how many processes compute upper layers in one server."""
-    (role,) = (role for role in served.roles if role.backend in ("upper", "fused"))
-    return instances_in((served.models / role.name / "config.pbtxt").read_text()) or 1
 
 
 def _asked_tenant(store: Store, base: Base) -> AskedTenant | None:
