@@ -104,7 +104,7 @@ class EngineStage(Stage[Input, Item, Answer]):
     ) -> None:
         """`instances`: how many processes of this stage one server runs.
 
-        `all_processes`: how many processes of the server compute upper layers, with those of its other bases; None: `instances`.
+        `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
         """
         all_processes = all_processes or instances
         threads = choose_threads(settings.num_threads, all_processes)
@@ -119,8 +119,8 @@ class EngineStage(Stage[Input, Item, Answer]):
         cost, origin = starting_cost(
             self.engine, self._store, settings.base, conditions_of(self._base, settings, device, threads)
         )
-        # If this stage computes on every core, a higher priority would let no request in and no answer out. Stages of other bases
-        # do not count: two bases of one thread each on two cores answered more with the priority (docs/decisions.md).
+        # If this stage computes on every core, a higher priority would let no request in and no answer out. Stages of other
+        # bases do not count: two bases of one thread each on two cores answered more with the priority (docs/decisions.md).
         nice = settings.compute_nice if threads * instances < count_cores() else 0
         self._open_queue(
             settings,
@@ -245,7 +245,7 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
     ) -> None:
         """`instances`: how many processes of this stage one server runs.
 
-        `all_processes`: how many processes of the server compute upper layers, with those of its other bases; None: `instances`.
+        `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
         """
         super().__init__(settings, folder, device_index, instances, all_processes)
         self.input = output_tensor(self._config)

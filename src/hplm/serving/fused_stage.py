@@ -64,7 +64,7 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
     ) -> None:
         """`instances`: how many processes of this stage one server runs.
 
-        `all_processes`: how many processes of the server compute upper layers, with those of its other bases; None: `instances`.
+        `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
         """
         super().__init__(settings, folder, device_index, instances, all_processes)
         self._backlog: Backlog | None = None

@@ -34,3 +34,12 @@ def count_encode_processes(models: Path) -> int:
     """
     computing = [role for base in served_bases(models) for role in base.roles if role.backend in ("upper", "fused")]
     return sum(instances_in((models / role.name / "config.pbtxt").read_text()) or 1 for role in computing)
+
+
+def count_sharing_processes(version_folder: Path, instances: int) -> int:
+    """Return how many processes share a server's cores with a model of an encode stage, its own `instances` included.
+
+    They are those of every base of its repository; `version_folder` is MODELS/MODEL/VERSION. A base that comes later does not
+    change the share of processes that run already.
+    """
+    return max(instances, count_encode_processes(version_folder.parents[1]))
