@@ -12,6 +12,7 @@ from hplm.core import wire
 from hplm.core.settings import FusedSettings, load_settings
 from hplm.serving.fused_stage import FusedInput, FusedStage
 from hplm.triton.bridge import translate
+from hplm.triton.launcher.instances import count_sharing_processes
 from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.lookup_model import LookupModel
 
@@ -24,7 +25,8 @@ class TritonPythonModel(LookupModel):
         translate.check_tensors(args, [wire.DISPATCH])
         folder = translate.version_folder(args)
         settings = load_settings(FusedSettings, folder / "settings.json")
-        stage = FusedStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
+        device_index, instances = int(args["model_instance_device_id"]), translate.instances(args)
+        stage = FusedStage(settings, folder, device_index, instances, count_sharing_processes(folder, instances))
         # The log says what `auto` has chosen: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {stage.about}")
         self.begin_lookup(

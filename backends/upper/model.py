@@ -14,6 +14,7 @@ from hplm.serving.encode_stage import EncodeInput, EncodeStage
 from hplm.serving.multi_text import unpack
 from hplm.serving.request import Request
 from hplm.triton.bridge import translate
+from hplm.triton.launcher.instances import count_sharing_processes
 from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.stage_model import StageModel
 
@@ -27,7 +28,8 @@ class TritonPythonModel(StageModel):
         translate.check_tensors(args, [wire.REQUEST_META, wire.DISPATCH])
         folder = translate.version_folder(args)
         settings = load_settings(EncodeSettings, folder / "settings.json")
-        stage = EncodeStage(settings, folder, int(args["model_instance_device_id"]), translate.instances(args))
+        device_index, instances = int(args["model_instance_device_id"]), translate.instances(args)
+        stage = EncodeStage(settings, folder, device_index, instances, count_sharing_processes(folder, instances))
         # The log says what `auto` has chosen: a GPU that torch does not see is no error.
         translate.log(f"{args['model_name']}: computing {stage.about}")
         self.begin(

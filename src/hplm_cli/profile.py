@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 from hplm_builder.profiles.base_profile import measure_stages
-from hplm_client.cli.display import print_json, print_records
+from hplm_client.cli.display import console, print_json, print_records
 from hplm_client.cli.options import JsonOption
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -31,7 +31,7 @@ from hplm.reporting.benchmark_result import plain
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.runtime.processor import processor_name
 from hplm.store.layout import Store
-from hplm.triton.launcher.instances import instances_in
+from hplm.triton.launcher.instances import count_encode_processes
 from hplm_cli.request_timings import AskedTenant, RunningBase, own_server, process_bytes, time_requests
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -103,25 +103,22 @@ def _measured(served: ServedBase, url: str | None) -> Profile:
     tenant = _asked_tenant(store, base)
     with progress_bars() as bars:
         report = bar_report(bars, served.name)
-        measured = measure_stages(store, served, _encode_instances(served), report)
+        measured = measure_stages(store, served, count_encode_processes(served.models), report)
         if tenant is None:
-            message = f"base {served.base} has no tenant to ask: this profile is quick, and it is not kept"
-            logging.getLogger(__name__).warning(message)
+            console().print(f"base {served.base} has no tenant to ask: this profile is quick, and it is not kept")
             return measured
         lengths = [timing.tokens for timing in measured.request]
-        with nullcontext(RunningBase(url, served, None)) if url else own_server(served) as running:
+        with (
+            nullcontext(RunningBase(url, served, None))
+            if url
+            else own_server(served, measured.conditions.threads) as running
+        ):
             requests = time_requests(running, tenant, base.load_text_encoder(), lengths, report)
             look_up_bytes, encode_bytes = process_bytes(running.served)
     memory = replace(measured.memory, look_up_process=look_up_bytes, encode_process=encode_bytes)
     measured = replace(measured, kind="full", request=requests, memory=memory, load_s=running.load_s)
     write_profile(store, measured)
     return measured
-
-
-def _encode_instances(served: ServedBase) -> int:
-    """Return how many processes compute upper layers in one server."""
-    (role,) = (role for role in served.roles if role.backend in ("upper", "fused"))
-    return instances_in((served.models / role.name / "config.pbtxt").read_text()) or 1
 
 
 def _asked_tenant(store: Store, base: Base) -> AskedTenant | None:
@@ -163,19 +160,19 @@ def _lines(served: ServedBase) -> Iterator[ProfileLine]:
 
 def _show(measured: Profile) -> None:
     """Print a profile for people."""
-    console = Console()
+    out = Console()
     conditions, memory = measured.conditions, measured.memory
     threads = "1 thread" if conditions.threads == 1 else f"{conditions.threads} threads"
     numbers = "int8" if conditions.quantization == "int8" else conditions.dtype
-    console.print(
-        f"{measured.base}: {measured.kind} profile of {measured.measured_at}, {conditions.processor}, {conditions.cores} cores, "
-        f"{conditions.device}, {numbers}, {threads}",
+    out.print(
+        f"{measured.base}: {measured.kind} profile of {measured.measured_at}, {conditions.processor}, "
+        f"{conditions.cores} cores, {conditions.device}, {numbers}, {threads}",
         highlight=False,
         soft_wrap=True,
     )
     alone = {timing.tokens: timing for timing in measured.encode if timing.texts == 1}
     _table(
-        console,
+        out,
         "one text, ms",
         ("tokens", "request", "look-up, new text", "look-up, known text", "encode stage"),
         [
@@ -184,13 +181,13 @@ def _show(measured: Profile) -> None:
         ],
     )
     _table(
-        console,
+        out,
         "batches of the encode stage, ms",
         ("texts", "tokens each", "batch", "a text"),
         [(each.texts, each.tokens, each.ms, each.ms / each.texts) for each in measured.encode if each.texts > 1],
     )
     _table(
-        console,
+        out,
         "layers, ms",
         ("texts", "tokens each", "layers", "first", "slowest", "last"),
         [(each.texts, each.tokens, len(each.ms), each.ms[0], max(each.ms), each.ms[-1]) for each in measured.layers],
@@ -204,17 +201,17 @@ def _show(measured: Profile) -> None:
         "look-up processes": memory.look_up_process,
         "encode processes": memory.encode_process,
     }
-    _table(console, "memory, MiB", ("what", "MiB"), [(what, count / MIB) for what, count in sizes.items()])
+    _table(out, "memory, MiB", ("what", "MiB"), [(what, count / MIB) for what, count in sizes.items()])
     times = {
         "server ready, s": measured.load_s,
         "tenant from disk, ms": measured.tenant_load_ms,
         "adapter into a slot, ms": measured.swap_ms,
     }
-    _table(console, "loading", ("what", "time"), [(what, taken) for what, taken in times.items() if taken is not None])
+    _table(out, "loading", ("what", "time"), [(what, taken) for what, taken in times.items() if taken is not None])
 
 
-def _table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
+def _table(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str | float]]) -> None:
     table = Table(*columns, title=title, box=SIMPLE_HEAD, padding=0, title_justify="left")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, str) else plain(cell, 3) for cell in row))
-    console.print(table)
+    out.print(table)

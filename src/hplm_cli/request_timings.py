@@ -48,8 +48,11 @@ class RunningBase:
 
 
 @contextmanager
-def own_server(served: ServedBase) -> Iterator[RunningBase]:
-    """Start a server over a copy of a base's models on free ports, and wait until it is ready. Raises StartError."""
+def own_server(served: ServedBase, threads: int) -> Iterator[RunningBase]:
+    """Start a server over a copy of a base's models on free ports, and wait until it is ready. Raises StartError.
+
+    Its encode stage computes with `threads` threads, which are its share beside the other bases of the repository.
+    """
     with tempfile.TemporaryDirectory(prefix="hplm-profile-") as folder:
         copy = Path(folder) / "models"
         for role in served.roles:
@@ -58,6 +61,8 @@ def own_server(served: ServedBase) -> Iterator[RunningBase]:
                 path = settings_path(copy, role)
                 # The store's path is relative to the folder of the settings.
                 values = {**json.loads(path.read_text()), "store": str(served.store_root)}
+                if role.backend in ("upper", "fused"):
+                    values["num_threads"] = threads
                 path.write_text(json.dumps(values, indent=2) + "\n")
         start = time.perf_counter()
         with TritonServer(copy, free_ports(), log=served.models.parent / "triton-profile.log", tied=True) as server:

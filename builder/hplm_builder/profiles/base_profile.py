@@ -118,7 +118,7 @@ def _is_alike(profile: Profile, wanted: Conditions) -> bool:
 def measure_stages(store: Store, served: ServedBase, instances: int, report: Report = silent) -> Profile:
     """Measure the stages of a served base in this process. The profile is quick, because no server is asked.
 
-    Threads and slots are those of a process if a server runs `instances` processes of the encode stage.
+    Threads and slots are those of a process if `instances` processes of a server compute upper layers.
 
     Raises ConfigError, MissingArtifactError, CorruptArtifactError or RegistryError.
     """

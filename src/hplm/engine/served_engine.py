@@ -20,7 +20,7 @@ from hplm.runtime.tracing import Tracer
 def make_engine(
     base: Base, settings: EncodeSettings, device: torch.device, *, instances: int = 1, tracer: Tracer | None = None
 ) -> EncodeEngine:
-    """Make the engine of a base. `instances`: how many processes of this stage one server runs.
+    """Make the engine of a base. `instances`: how many processes compute upper layers in one server.
 
     Raises ConfigError if the device cannot compute as the settings say, or an ArtifactError for a damaged base.
     """

@@ -111,7 +111,7 @@ def in_dtype(encoder: Encoder, dtype: torch.dtype) -> Encoder:
 
 
 def choose_threads(wanted: int, instances: int = 1) -> int:
-    """Return `wanted` threads, or for 0 all cores but one, shared among `instances`.
+    """Return `wanted` threads, or for 0 all cores but one, shared among `instances` processes that compute upper layers.
 
     The server, the look-up stage and the client need the last core. Threads that wait for each other stall for milliseconds on
     cores that other threads use too, so more threads would be slower.

@@ -77,7 +77,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of a base under `conditions`, at `measured_at` (UTC, ISO 8601).
+    """A measurement of a base under `conditions`, at `measured_at` (UTC, ISO 8601).
 
     `kind` is `full` if a Triton server answered the requests of `request`. It is `quick` if the stages' times were added in one
     process, without a server. `look_up` has texts whose n-grams no table holds, `known` has texts that were looked up before.
@@ -102,21 +102,26 @@ class Profile:
     swap_ms: float | None = None
 
     def __post_init__(self) -> None:
-        lengths = [timing.tokens for timing in self.request]
-        if not lengths or lengths != sorted(set(lengths)):
-            raise ConfigError(f"requests of ascending lengths were expected, got lengths {lengths}")
-        if any(timing.texts != 1 for timing in self.request):
-            raise ConfigError("the requests of a profile have one text each")
-        if not all(0 < timing.ms < math.inf for timing in (*self.request, *self.encode)):
+        for name in ("request", "look_up", "known", "encode"):
+            alone = [timing.tokens for timing in getattr(self, name) if timing.texts == 1]
+            if not alone or alone != sorted(set(alone)):
+                raise ConfigError(f"{name}: texts of ascending lengths were expected, got lengths {alone}")
+        if not all(0 < timing.ms < math.inf for timing in (*self.request, *self.look_up, *self.known, *self.encode)):
             raise ConfigError("finite times above 0 ms were expected")
 
-    def latency_ms(self, tokens: int) -> float:
+    def latency_ms(self, tokens: int, new_share: float = 1.0) -> float:
         """Return the milliseconds of a request of one text of `tokens` tokens, while no other request runs.
 
-        Between two measured lengths the time is interpolated. Below the shortest length it is that length's time. Beyond the
-        longest length the time rises as between the two longest lengths.
+        `new_share` is the share of the text's n-grams that are neither in a table nor remembered, 0 to 1. By default all are
+        new, which costs most; it makes no difference to a whole base. Between two measured lengths the time is interpolated.
+        Below the shortest length it is that length's time. Beyond the longest length it rises as between the two longest.
+        A longer text never takes less time.
         """
-        return interpolate([(timing.tokens, timing.ms) for timing in self.request], tokens)
+        new_ms, look_up_ms, known_ms, encode_ms = (
+            interpolate(rising([(timing.tokens, timing.ms) for timing in timings if timing.texts == 1]), tokens)
+            for timings in (self.request, self.look_up, self.known, self.encode)
+        )
+        return max(encode_ms, new_ms - (1 - new_share) * max(0.0, look_up_ms - known_ms))
 
     def cost_samples(self) -> list[tuple[int, int, float]]:
         """Return the encode stage's batches as samples of a cost model: tokens, sum of squared lengths, seconds."""
@@ -126,7 +131,8 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the profile in JSON values."""
-        return asdict(self)
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
 
     @classmethod
     def from_json(cls, values: Any, where: str) -> Profile:
@@ -134,10 +140,28 @@ class Profile:
         return parse_settings(cls, values, where)
 
 
+def rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return points whose values never fall: neighbours that fall get their mean (isotonic regression).
+
+    A busy machine may slow the measurement of a short text more than that of a longer text.
+    """
+    # Runs of points with one value: the value, and the number of points.
+    runs: list[tuple[float, int]] = []
+    for _, value in points:
+        count = 1
+        while runs and runs[-1][0] > value:
+            before, before_count = runs.pop()
+            value = (before * before_count + value * count) / (before_count + count)
+            count += before_count
+        runs.append((value, count))
+    values = [value for value, count in runs for _ in range(count)]
+    return [(x, value) for (x, _), value in zip(points, values, strict=True)]
+
+
 def interpolate(points: Sequence[tuple[int, float]], x: int) -> float:
     """Return the value at `x` of the line through ascending points.
 
-    Below the first point the value is the first one. Beyond the last point the last slope goes on, and never falls.
+    Below the first point the value is the first one. Beyond the last point the last slope goes on.
     """
     (first_x, first_y), (last_x, last_y) = points[0], points[-1]
     if x <= first_x or len(points) == 1:
@@ -146,4 +170,4 @@ def interpolate(points: Sequence[tuple[int, float]], x: int) -> float:
         if x <= right_x:
             return left_y + (right_y - left_y) * (x - left_x) / (right_x - left_x)
     before_x, before_y = points[-2]
-    return last_y + max(0.0, last_y - before_y) * (x - last_x) / (last_x - before_x)
+    return last_y + (last_y - before_y) * (x - last_x) / (last_x - before_x)

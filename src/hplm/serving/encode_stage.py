@@ -94,9 +94,20 @@ class EngineStage(Stage[Input, Item, Answer]):
     Raises RegistryError, ArtifactError or ConfigError if the store is not sound.
     """
 
-    def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
-        """`instances`: how many processes of this stage one server runs."""
-        threads = choose_threads(settings.num_threads, instances)
+    def __init__(
+        self,
+        settings: EncodeSettings,
+        folder: Path,
+        device_index: int = 0,
+        instances: int = 1,
+        all_processes: int | None = None,
+    ) -> None:
+        """`instances`: how many processes of this stage one server runs.
+
+        `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
+        """
+        all_processes = all_processes or instances
+        threads = choose_threads(settings.num_threads, all_processes)
         super().__init__("upper", settings, folder, threads=threads)
         self._settings = settings
         self._config = self._base.config
@@ -104,11 +115,12 @@ class EngineStage(Stage[Input, Item, Answer]):
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
         )
-        self.engine = make_engine(self._base, settings, device, instances=instances, tracer=self._tracer)
+        self.engine = make_engine(self._base, settings, device, instances=all_processes, tracer=self._tracer)
         cost, origin = starting_cost(
             self.engine, self._store, settings.base, conditions_of(self._base, settings, device, threads)
         )
-        # If this stage computes on every core, a higher priority would let no request in and no answer out.
+        # If this stage computes on every core, a higher priority would let no request in and no answer out. Stages of other
+        # bases do not count: two bases of one thread each on two cores answered more with the priority (docs/decisions.md).
         nice = settings.compute_nice if threads * instances < count_cores() else 0
         self._open_queue(
             settings,
@@ -223,9 +235,19 @@ class EngineStage(Stage[Input, Item, Answer]):
 class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
     """Check, queue, run, decode."""
 
-    def __init__(self, settings: EncodeSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
-        """`instances`: how many processes of this stage one server runs."""
-        super().__init__(settings, folder, device_index, instances)
+    def __init__(
+        self,
+        settings: EncodeSettings,
+        folder: Path,
+        device_index: int = 0,
+        instances: int = 1,
+        all_processes: int | None = None,
+    ) -> None:
+        """`instances`: how many processes of this stage one server runs.
+
+        `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
+        """
+        super().__init__(settings, folder, device_index, instances, all_processes)
         self.input = output_tensor(self._config)
         self.no_features = no_features(self._config, 1)
         self._backlog = BacklogFile(self._store.root, settings.base)

@@ -54,9 +54,19 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
     The policy plans with estimated tokens, because texts are tokenised in their batch.
     """
 
-    def __init__(self, settings: FusedSettings, folder: Path, device_index: int = 0, instances: int = 1) -> None:
-        """`instances`: how many processes of this stage one server runs."""
-        super().__init__(settings, folder, device_index, instances)
+    def __init__(
+        self,
+        settings: FusedSettings,
+        folder: Path,
+        device_index: int = 0,
+        instances: int = 1,
+        all_processes: int | None = None,
+    ) -> None:
+        """`instances`: how many processes of this stage one server runs.
+
+        `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
+        """
+        super().__init__(settings, folder, device_index, instances, all_processes)
         self._backlog: Backlog | None = None
         self._downstream = DownstreamAdmission(lambda now_s: self._backlog, settings.tenant_weights)
         self.lookup = TextLookup(

@@ -33,6 +33,7 @@ COMMANDS = (
     *(["job", name] for name in ("list", "show", "watch", "cancel")),
     ["upload"],
     *(["upload", name] for name in ("list", "drop")),
+    ["profile"],
     ["bench"],
     *(
         ["bench", name]

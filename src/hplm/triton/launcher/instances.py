@@ -1,9 +1,11 @@
-"""How many processes (instances) of a model run side by side, in a config.pbtxt that hplm wrote."""
+"""How many processes (instances) of a model run side by side, in a config.pbtxt that hplm wrote, and in a repository."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from hplm.core.roles import served_bases
 from hplm.errors import ConfigError
 
 _COUNT = re.compile(r"\bcount: (\d+) kind")
@@ -23,3 +25,21 @@ def instances_in(config: str) -> int | None:
     """Return the number of instances in a config.pbtxt, None if its groups were changed by hand."""
     counts = _COUNT.findall(config)
     return int(counts[0]) if len(counts) == 1 else None
+
+
+def count_encode_processes(models: Path) -> int:
+    """Return how many processes of a repository compute upper layers: those of all its bases together.
+
+    A model whose groups were changed by hand counts as one process.
+    """
+    computing = [role for base in served_bases(models) for role in base.roles if role.backend in ("upper", "fused")]
+    return sum(instances_in((models / role.name / "config.pbtxt").read_text()) or 1 for role in computing)
+
+
+def count_sharing_processes(version_folder: Path, instances: int) -> int:
+    """Return how many processes share a server's cores with a model of an encode stage, its own `instances` included.
+
+    They are those of every base of its repository; `version_folder` is MODELS/MODEL/VERSION. A base that comes later does not
+    change the share of processes that run already.
+    """
+    return max(instances, count_encode_processes(version_folder.parents[1]))

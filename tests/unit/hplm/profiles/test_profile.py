@@ -22,9 +22,19 @@ def test_latency_is_interpolated_between_measured_lengths(tokens: int, ms: float
     assert made_profile().latency_ms(tokens) == pytest.approx(ms)
 
 
-def test_latency_never_falls_beyond_the_longest_measured_length() -> None:
-    noisy = made_profile(request=(Timing(1, 8, 4.0), Timing(1, 16, 3.0)))
-    assert noisy.latency_ms(1000) == 3.0
+def test_a_longer_text_never_takes_less_time() -> None:
+    noisy = made_profile(request=tuple(Timing(1, 8 * n, ms) for n, ms in enumerate((5.0, 9.0, 4.0, 5.0, 12.0), 1)))
+    found = [noisy.latency_ms(tokens) for tokens in (8, 16, 24, 32, 40, 48)]
+    assert found == pytest.approx([5.0, 6.0, 6.0, 6.0, 12.0, 18.0])
+
+
+def test_text_that_tables_know_saves_its_look_up_but_not_its_encode_stage() -> None:
+    profile = made_profile(look_up=(Timing(1, 8, 1.5),), known=(Timing(1, 8, 0.5),))
+    assert profile.latency_ms(8, new_share=1.0) == 4.0
+    assert profile.latency_ms(8, new_share=0.5) == 3.5
+    assert profile.latency_ms(8, new_share=0.0) == 3.0
+    slow_look_up = made_profile(look_up=(Timing(1, 8, 100.0),), known=(Timing(1, 8, 0.5),))
+    assert slow_look_up.latency_ms(8, new_share=0.0) == 2.0
 
 
 def test_samples_of_the_cost_model_count_the_tokens_of_the_whole_batch() -> None:
