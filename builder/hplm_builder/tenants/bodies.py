@@ -53,6 +53,10 @@ class AdapterModel(nn.Module):
         hidden: Tensor = self.upper(features, lengths, self._adapt)
         return hidden
 
+    def layer_states(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """Compute the output of each layer, as `forward` does that of the last."""
+        return self.upper.states(features, lengths, self._adapt)[1:]
+
     def _adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:
         number = layer - self._first
         if place != self.at or number < 0:
