@@ -25,6 +25,7 @@ from hplm_loadtest.benchmarks.papers.batching import MODES, batching
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
 from hplm_loadtest.benchmarks.served_repository import DEMO
 from hplm_loadtest.benchmarks.serving.burst import burst
+from hplm_loadtest.benchmarks.serving.cascade import CascadeLoad, cascade
 from hplm_loadtest.benchmarks.serving.memory import COUNTS as MEMORY_TENANTS
 from hplm_loadtest.benchmarks.serving.memory import memory_by_tenants
 from hplm_loadtest.benchmarks.serving.overload import TIMES as OVERLOAD_TIMES
@@ -158,6 +159,32 @@ def bench_route(
     if quick:
         rounds, pairs, seconds = 1, min(pairs, 100), min(seconds, 3.0)
     route(models, texts, rounds, pairs, in_flight, seconds).publish(json_file)
+
+
+@app.command(name="cascade")
+def bench_cascade(
+    output: Output,
+    requests: Annotated[
+        Path, typer.Option(help="JSON lines of task, tenant, text, label: `hplm eval cascade --requests`.")
+    ],
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = CascadeLoad.rounds,
+    singles: Annotated[
+        int, typer.Option(min=10, help="Requests of each task, one at a time, per round.")
+    ] = CascadeLoad.singles,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = CascadeLoad.in_flight,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.5, help="Seconds of saturation per model and round.")
+    ] = CascadeLoad.seconds,
+) -> None:
+    """Measure cascades beside each base alone and a vote of all bases: one request at a time, and saturated (Tabi Table 2).
+
+    Example: hplm bench cascade --models models --requests requests.jsonl --json cascade.json --picture cascade.svg
+    """
+    if output.quick:
+        rounds, singles, seconds = 1, min(singles, 40), min(seconds, 3.0)
+    load = CascadeLoad(rounds, singles, in_flight, seconds)
+    cascade(models, requests, load, output.picture).publish(output.json_file)
 
 
 @app.command(name="response")

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from hplm.profiles.profile import Profile, interpolate
 from torch import Tensor
 
 from hplm.adapters.tenant import Tenant
@@ -19,6 +18,7 @@ from hplm.core.settings import REDUCTION_FACTOR
 from hplm.engine.encode import pool
 from hplm.models.base import Base
 from hplm.models.device import CPU, computing_in, in_dtype
+from hplm.profiles.profile import Profile, interpolate
 from hplm.tasks.task import softmax
 from hplm.tasks.task_loader import task_named
 from hplm_builder.evaluation.cascade.answered import Floats, Integers

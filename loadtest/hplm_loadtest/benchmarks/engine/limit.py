@@ -8,13 +8,13 @@ from statistics import median
 
 from hplm.models.device import choose_device, choose_dtype, choose_threads, use_threads
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import bar_chart, check_picture
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
 from hplm_loadtest.benchmarks.engine.upper import peak_product, product_flop_of
 from hplm_loadtest.benchmarks.saturating_batch import BATCH, IN_FLIGHT, batches_for, saturating_batch
 from hplm_loadtest.benchmarks.served_repository import read_repository
 from hplm_loadtest.benchmarks.timing import time_interleaved
-from hplm_loadtest.figures.charts import bar_chart, check_picture
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import unanswered_goal

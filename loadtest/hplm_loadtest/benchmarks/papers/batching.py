@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from hplm.core.text import TextEncoder
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import check_picture, line_charts
 from hplm.reporting.progress import progress_bars
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
 from hplm_loadtest.benchmarks.engine.row_slots import slot_speeds
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
-from hplm_loadtest.figures.charts import check_picture, line_charts
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals, unanswered_goal

@@ -16,6 +16,7 @@ import numpy as np
 
 from hplm.core.text import TextEncoder
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import bar_chart, check_picture
 from hplm.reporting.progress import progress_bars
 from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policy import Budget, Waiting
@@ -25,7 +26,6 @@ from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
 from hplm_loadtest.benchmarks.papers.tcb_model import TcbModel
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
-from hplm_loadtest.figures.charts import bar_chart, check_picture
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals

@@ -16,11 +16,11 @@ from hplm.engine.adapter_slots import AdapterSlots
 from hplm.errors import ConfigError
 from hplm.models.device import choose_device, choose_dtype
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import check_picture, line_chart
 from hplm.reporting.progress import progress_bars
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.workarounds.dead_stubs import stubs_of
-from hplm_loadtest.figures.charts import check_picture, line_chart
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, Systems, open_fleet, slots_of
 from hplm_loadtest.peers.whole_model import file_bytes, whole_config
 from hplm_loadtest.scenarios.grpc_load import closed_loop

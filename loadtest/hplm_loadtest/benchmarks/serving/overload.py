@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import check_picture, line_chart
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.serving.open_load import Traffic, run_plans_in_turns
-from hplm_loadtest.figures.charts import check_picture, line_chart
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run, kind_of
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals

@@ -12,11 +12,11 @@ import numpy as np
 
 from hplm.engine.open_domains import choose_lookup_device
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import bar_chart, check_picture
 from hplm.reporting.progress import progress_bars
 from hplm.triton.launcher.server import TritonServer
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
-from hplm_loadtest.figures.charts import bar_chart, check_picture
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import unanswered_goal

@@ -16,8 +16,8 @@ from rich.progress import Progress
 
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.charts import check_picture, line_chart
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.figures.charts import check_picture, line_chart
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import ANSWERED, LATE_S, Run

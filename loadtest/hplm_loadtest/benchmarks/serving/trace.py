@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Report
+from hplm.reporting.charts import COLOURS, check_picture, save
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
 from hplm_loadtest.benchmarks.served_repository import read_repository
 from hplm_loadtest.benchmarks.serving.open_load import Traffic
-from hplm_loadtest.figures.charts import COLOURS, check_picture, save
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 
 Span = dict[str, Any]

@@ -6,9 +6,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hplm_loadtest.figures.charts import COLOURS, bar_chart, cdf_chart, check_picture, line_chart, shares_up_to
 
 from hplm.errors import ConfigError
+from hplm.reporting.charts import COLOURS, bar_chart, cdf_chart, check_picture, line_chart, shares_up_to
 
 
 def draw(kind: str, path: Path) -> None:
