@@ -24,6 +24,7 @@ from hplm_builder.convert.base import DEFAULT_BASE, minilm_folder
 from hplm_builder.convert.original import load_original
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.text_sources import SOURCES
+from hplm_builder.evaluation.studies.cascade import cascade
 from hplm_builder.evaluation.studies.cuts import cuts
 from hplm_builder.evaluation.studies.domains import domains
 from hplm_builder.evaluation.studies.int8 import int8
@@ -46,6 +47,7 @@ app.command()(methods)
 app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
+app.command()(cascade)
 app.command()(int8)
 # Fixed for `hplm eval demo`; `hplm eval methods` searches the learning rates of all methods.
 LEARNING_RATE = 1e-4

@@ -69,14 +69,14 @@ def read_folder(folder: Path) -> LabelledData:
 
     `hplm_builder.data.single_file_task` describes `data_full.json`.
     """
-    train, dev, test = (_file_of(folder, part) for part in ("train", "dev", "test"))
+    train, dev, test = (file_of(folder, part) for part in ("train", "dev", "test"))
     if train is None and (folder / single_file_task.NAME).is_file():
         rows = single_file_task.read_parts(folder / single_file_task.NAME)
         return check_data(*([_example(where, row, USUAL_COLUMNS) for where, row in part] for part in rows))
     return read_data(train or folder / "train.jsonl", dev, test)
 
 
-def _file_of(folder: Path, part: str) -> Path | None:
+def file_of(folder: Path, part: str) -> Path | None:
     """Return the file of a part, None if there is none. Raises DataError for two, because either may be meant."""
     files = sorted(folder.glob(f"{part}.*"))
     # A file of another kind, as a note or a backup, is taken only if it is the only one: reading it then names its ending.

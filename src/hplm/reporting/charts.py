@@ -64,8 +64,12 @@ def line_charts(
     *,
     title: str,
     x_label: str,
+    from_zero: bool = True,
 ) -> None:
-    """Draw charts by title and y label, each with series as in `line_chart`; two charts per row, one legend for all."""
+    """Draw charts by title and y label, each with series as in `line_chart`; two charts per row, one legend for all.
+
+    `from_zero`: the y axes begin at 0.
+    """
     check_picture(path)
     rows = (len(charts) + 1) // 2
     figure = Figure(figsize=(9.5, 3.4 * rows + 0.6), layout="constrained")
@@ -74,7 +78,8 @@ def line_charts(
     for axes, ((name, y_label), series) in zip(grid, charts.items(), strict=False):
         _style_axes(axes, name, x_label, y_label)
         _lines(axes, series)
-        axes.set_ylim(bottom=0)
+        if from_zero:
+            axes.set_ylim(bottom=0)
     figure.legend(
         *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
     )

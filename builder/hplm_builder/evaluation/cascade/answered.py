@@ -96,3 +96,25 @@ def latency_figures(latency_ms: Floats) -> tuple[float, float, float, float]:
 def shown_shares(shares: Sequence[float]) -> str:
     """Return shares in percent, as in Tabi's Table 5."""
     return "/".join(f"{100 * share:.1f}" for share in shares) + " %"
+
+
+def averaged(rows: Sequence[Row], *keys: str) -> list[Row]:
+    """Return a row for each combination of `keys`, with the means of the numbers, and `seeds`, the number of rows.
+
+    A truth value becomes the share of rows where it is true. Texts are those of the first row.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [
+        {
+            name: fmean(member[name] for member in members) if _is_mean(name, value, keys) else value
+            for name, value in members[0].items()
+        }
+        | {"seeds": len(members)}
+        for members in groups.values()
+    ]
+
+
+def _is_mean(name: str, value: Any, keys: Sequence[str]) -> bool:
+    return name not in keys and isinstance(value, bool | int | float)

@@ -19,10 +19,9 @@ from hplm.engine.encode import pool
 from hplm.models.base import Base
 from hplm.models.device import CPU, computing_in, in_dtype
 from hplm.profiles.profile import Profile, interpolate
-from hplm.tasks.task import softmax
+from hplm.tasks.task import log_softmax
 from hplm.tasks.task_loader import task_named
 from hplm_builder.evaluation.cascade.answered import Floats, Integers
-from hplm_builder.evaluation.cascade.policies import ExitAnswers
 from hplm_builder.tenants.bodies import AdapterModel, fastest_format
 from hplm_builder.tenants.judging import BATCH
 from hplm_builder.tenants.prepared import Prepared
@@ -100,10 +99,14 @@ def logits_of(states: npt.NDArray[np.float16], head: Head) -> npt.NDArray[np.flo
     return logits
 
 
-def exit_answers(base: str, states: States, heads: Sequence[Head], gold: Integers, latency_ms: Floats) -> ExitAnswers:
-    """Return the answers of all heads to the texts of `states`; `latency_ms` `[layers, N]` see `exit_latency_ms`."""
-    logits = np.array([logits_of(of_layer, head) for of_layer, head in zip(states, heads, strict=True)], np.float64)
-    return ExitAnswers(base, softmax(logits), gold, latency_ms)
+def exits_of(states: States, heads: Sequence[Head]) -> tuple[Integers, Floats]:
+    """Return the answers of all heads to the texts of `states`, and how sure they are: each `[layers, N]`."""
+    answers, confidences = [], []
+    for of_layer, head in zip(states, heads, strict=True):
+        logs = log_softmax(logits_of(of_layer, head))
+        answers.append(logs.argmax(1))
+        confidences.append(np.exp(logs.max(1)))
+    return np.array(answers), np.array(confidences)
 
 
 def exit_latency_ms(profile: Profile, tokens: Integers) -> Floats:

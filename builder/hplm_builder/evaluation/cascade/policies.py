@@ -73,19 +73,20 @@ def vote(answers: Integers, weights: Floats) -> Integers:
 
 @dataclass(frozen=True)
 class ExitAnswers:
-    """The answers of a head on each computed layer of one level: `probabilities` `[layers, N, labels]`.
+    """The answers of a head on each computed layer of one level to N texts, and how sure the heads are: `[layers, N]`.
 
     `latency_ms` `[layers, N]` is the time of a request that leaves after the layer. The last layer's head is the served one.
     """
 
     base: str
-    probabilities: Floats
+    answers: Integers
+    confidence: Floats
     gold: Integers
     latency_ms: Floats
 
     def left_after(self, threshold: float) -> Integers:
         """Return the layer after which each text leaves: the first that is surer than `threshold`, else the last."""
-        sure = self.probabilities.max(2) > threshold
+        sure = self.confidence > threshold
         sure[-1] = True
         return sure.argmax(0)
 
@@ -94,8 +95,8 @@ class ExitAnswers:
         layers = self.left_after(threshold)
         texts = np.arange(len(self.gold))
         latency_ms = self.latency_ms[layers, texts]
-        right = self.probabilities[layers, texts].argmax(1) == self.gold
-        shares = np.bincount(layers, minlength=len(self.probabilities)) / max(len(texts), 1)
+        right = self.answers[layers, texts] == self.gold
+        shares = np.bincount(layers, minlength=len(self.answers)) / max(len(texts), 1)
         chosen = f"{self.base}, threshold {threshold:.2f}"
         return Answered(EARLY_EXIT, chosen, right, latency_ms, {self.base: latency_ms}, tuple(shares.tolist()))
 

@@ -59,10 +59,10 @@ def test_cocktail_takes_as_long_as_its_slowest_level_and_costs_as_much_as_all() 
 
 def exits() -> ExitAnswers:
     """Return two layers: the first is sure and right about half of the texts, and unsure and wrong about the rest."""
-    first = np.array([[0.9, 0.1], [0.1, 0.9], [0.55, 0.45], [0.45, 0.55]])
-    last = np.array([[0.9, 0.1], [0.1, 0.9], [0.2, 0.8], [0.8, 0.2]])
+    answers = np.array([[0, 1, 0, 1], [0, 1, 1, 0]])
+    confidence = np.array([[0.9, 0.9, 0.55, 0.55], [0.9, 0.9, 0.8, 0.8]])
     latency_ms = np.array([[10.0] * 4, [20.0] * 4])
-    return ExitAnswers("large", np.stack([first, last]), np.array([0, 1, 1, 0]), latency_ms)
+    return ExitAnswers("large", answers, confidence, np.array([0, 1, 1, 0]), latency_ms)
 
 
 def test_a_text_leaves_after_the_first_layer_that_is_surer_than_the_threshold() -> None:
