@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,8 +51,7 @@ ANY_P75 = float("inf")
 class TenantStudy:
     """The figures of a tenant. Rows have its task; their seeds are averaged later.
 
-    `reliability` has each level's and the cascade's confidences and right answers on test, by base and CASCADE. `resamples` are
-    by whether there was a target.
+    `reliability` has each level's and the cascade's confidences and right answers on test, by base and CASCADE.
     """
 
     task: str
@@ -64,8 +63,6 @@ class TenantStudy:
     levels: list[Row]
     calibration: list[Row]
     reliability: dict[str, tuple[Floats, Booleans]]
-    resamples: dict[bool, list[Resample]] = field(default_factory=dict)
-    parts: Parts = Parts(0, 0)
 
 
 def study_tenant(task: str, found: TenantOutputs, profiles: Mapping[str, Profile], logic_ms: float) -> TenantStudy:

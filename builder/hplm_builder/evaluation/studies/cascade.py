@@ -1,4 +1,4 @@
-"""`hplm eval cascade`: a tenant's cascade beside other policies, its settings, its calibration and its promise (Tabi, section 7)."""
+"""`hplm eval cascade`: a tenant's cascade beside other policies, its settings and its promise (Tabi, section 7)."""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ MOST_POINTS = 1.0  # percentage points of accuracy
 P99_TIMES = 1.3
 RATE_TIMES = 1.5
 LOGIC_MS = 1.0
+# Metrics of the model `cascade`: microseconds of its own logic, and answered texts.
+LOGIC_US, ANSWERS = "hplm_cascade_logic_us_total", "hplm_cascade_answers_total"
 # Requests that are sent one at a time before those that count.
 WARM_UP = 20
 
@@ -209,15 +211,13 @@ class LogicMeter:
         self._before = self._read()
 
     def per_request_ms(self) -> float:
-        """Return the milliseconds of own logic for each request; NaN if the model has no request."""
+        """Return the milliseconds of own logic for each answered text; NaN if the model has answered none."""
         time.sleep(UP_TO_DATE_S)
-        seconds, requests = np.subtract(self._read(), self._before).tolist()
-        return 1000 * seconds / requests if requests else float("nan")
+        logic_us, texts = np.subtract(self._read(), self._before).tolist()
+        return logic_us / 1000 / texts if texts else float("nan")
 
     def _read(self) -> tuple[float, float]:
-        return metric_value(self._server, "hplm_cascade_logic_seconds"), metric_value(
-            self._server, "hplm_cascade_requests"
-        )
+        return metric_value(self._server, LOGIC_US), metric_value(self._server, ANSWERS)
 
 
 def slowest_base(bases: Sequence[str], singles: Mapping[tuple[str, str], TaskAnswers]) -> str:
