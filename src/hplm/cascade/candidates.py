@@ -48,11 +48,12 @@ def find_candidates(
     latencies: Sequence[Callable[[int], float]],
     *,
     deterministic: bool = False,
+    most_p75: float = MOST_P75,
 ) -> list[Candidate]:
     """Return all candidates, single levels first. `latencies` give the milliseconds of a text of so many tokens, by level.
 
     Cascades have two or more levels of ascending accuracy. With each alpha and slope, the cut-off falls from 0.95 by 0.05 while
-    the accuracy is at least the mean of the levels' accuracies. Cascades whose 75th percentile of latency is above MOST_P75
+    the accuracy is at least the mean of the levels' accuracies. Cascades whose 75th percentile of latency is above `most_p75`
     times that of their slowest level are left out. If `deterministic`, there is one slope, because it decides nothing.
     """
     table = _Table(part, temperatures, latencies, deterministic)
@@ -62,7 +63,7 @@ def find_candidates(
     for count in range(2, len(part.whole) + 1):
         for levels in combinations(range(len(part.whole)), count):
             mean = float(np.mean([accuracies[level] for level in levels]))
-            most_ms = MOST_P75 * max(p75[level] for level in levels)
+            most_ms = most_p75 * max(p75[level] for level in levels)
             for alpha in part.alphas(levels[0], levels[1:]):
                 for slope in SLOPES[:1] if deterministic else SLOPES:
                     found += [

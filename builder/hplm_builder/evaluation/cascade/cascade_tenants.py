@@ -84,7 +84,7 @@ class TenantOutputs:
         """Return the answers of the exit heads to a part, with their times. `profile` is that of the most accurate level."""
         of_part = {"select": self.outputs.select, "test": self.test}[part]
         answers, confidence = self.exits[part]
-        latency_ms = exit_latency_ms(profile, of_part.whole[-1].tokens)
+        latency_ms = exit_latency_ms(profile, len(answers), of_part.whole[-1].tokens)
         return ExitAnswers(self.outputs.levels[-1].base, answers, confidence, of_part.gold, latency_ms)
 
 
@@ -202,7 +202,7 @@ def _compute_exits(tenant: CascadeTenant, outputs: CascadeOutputs, report: Repor
     heads = fit_heads(
         states["train"], gold["train"], states["dev"], gold["dev"], len(data.labels), served_head(level.tenant)
     )
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, part in zip(EXIT_PARTS, ("dev", "test"), strict=True):
         arrays[f"{name}.answers"], arrays[f"{name}.confidence"] = exits_of(states[part], heads)
     return arrays

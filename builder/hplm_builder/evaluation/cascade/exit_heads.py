@@ -83,10 +83,10 @@ def _fit(states: npt.NDArray[np.float16], gold: Integers, labels: int, decay: fl
     def loss() -> Tensor:
         optimiser.zero_grad()
         value: Tensor = F.cross_entropy(inputs @ weight.T + bias, targets) + decay * weight.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    optimiser.step(loss)  # type: ignore[no-untyped-call]
+    optimiser.step(loss)
     # The standardisation becomes part of the head, so that a head reads the states themselves.
     scaled = (weight / deviation).detach()
     return scaled.numpy(), (bias.detach() - scaled @ mean).numpy()
@@ -109,22 +109,25 @@ def exits_of(states: States, heads: Sequence[Head]) -> tuple[Integers, Floats]:
     return np.array(answers), np.array(confidences)
 
 
-def exit_latency_ms(profile: Profile, tokens: Integers) -> Floats:
+def exit_latency_ms(profile: Profile, layers: int, tokens: Integers) -> Floats:
     """Return `[layers, N]`: the milliseconds of a request that leaves after each layer, less the layers that it skips.
 
-    The times of heads are left out: a head is one small product.
+    A quick profile has no times of layers: then each layer takes an equal share of the encode stage. The times of heads are left
+    out, because a head is one small product.
     """
-    by_length = {int(length): _length_latency_ms(profile, int(length)) for length in np.unique(tokens)}
+    by_length = {int(length): _length_latency_ms(profile, layers, int(length)) for length in np.unique(tokens)}
     return np.stack([by_length[int(length)] for length in tokens], axis=1)
 
 
-def _length_latency_ms(profile: Profile, length: int) -> Floats:
-    alone = sorted((timing for timing in profile.layers if timing.texts == 1), key=lambda timing: timing.tokens)
-    lengths = [timing.tokens for timing in alone]
-    layers = len(alone[0].ms)
-    layer_ms = np.array(
-        [interpolate([*zip(lengths, (timing.ms[i] for timing in alone), strict=True)], length) for i in range(layers)]
-    )
+def _length_latency_ms(profile: Profile, layers: int, length: int) -> Floats:
+    def at_length(points: Sequence[tuple[int, float]]) -> float:
+        return interpolate(sorted(points), length)
+
+    if alone := [timing for timing in profile.layers if timing.texts == 1]:
+        layer_ms = np.array([at_length([(timing.tokens, timing.ms[i]) for timing in alone]) for i in range(layers)])
+    else:
+        encode_ms = at_length([(timing.tokens, timing.ms) for timing in profile.encode if timing.texts == 1])
+        layer_ms = np.full(layers, encode_ms / layers)
     # The sum of the layers that come after each layer.
     skipped = np.concatenate([np.cumsum(layer_ms[::-1])[::-1][1:], [0.0]])
     return np.maximum(profile.latency_ms(length) - skipped, 0.0)

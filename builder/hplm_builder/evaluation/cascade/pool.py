@@ -20,8 +20,8 @@ def joined(parts: Sequence[PartOutputs]) -> PartOutputs:
     """Return the texts of several parts as one, with the pruned texts that all parts have. The parts have the same levels."""
 
     def join(outputs: Sequence[LevelOutputs]) -> LevelOutputs:
-        arrays = [np.concatenate([getattr(one, name) for one in outputs]) for name in _ARRAYS]
-        return LevelOutputs(*arrays, tuple(answer for one in outputs for answer in one.answers))
+        arrays = {name: np.concatenate([getattr(one, name) for one in outputs]) for name in _ARRAYS}
+        return LevelOutputs(**arrays, answers=tuple(answer for one in outputs for answer in one.answers))
 
     pruned = set.intersection(*(set(part.pruned) for part in parts))
     return PartOutputs(
@@ -37,7 +37,7 @@ def taken(part: PartOutputs, numbers: Integers) -> PartOutputs:
 
     def take(one: LevelOutputs) -> LevelOutputs:
         answers = tuple(one.answers[i] for i in numbers.tolist()) if one.answers else ()
-        return LevelOutputs(*(getattr(one, name)[numbers] for name in _ARRAYS), answers)
+        return LevelOutputs(**{name: getattr(one, name)[numbers] for name in _ARRAYS}, answers=answers)
 
     return PartOutputs(
         tuple(map(take, part.whole)),

@@ -76,13 +76,14 @@ def study_tenant(task: str, found: TenantOutputs, profiles: Mapping[str, Profile
     run = CascadeRun.of(_plan(chosen, outputs), outputs, test)
     seen, answered = level_answers(outputs, outputs.select, times), level_answers(outputs, test, times)
     large = max(range(len(seen)), key=lambda i: seen[i].accuracy)
-    exits = [found.exit_answers(part, profiles[outputs.levels[-1].base]) for part in ("select", "test")]
+    of_large = profiles[outputs.levels[-1].base]
+    seen_exits, test_exits = (found.exit_answers(part, of_large) for part in ("select", "test"))
     policies = [
         single(answered[0], SINGLE_SMALL),
         single(answered[large], SINGLE_LARGE),
         infaas(seen, answered, target),
         cocktail(seen, answered),
-        early_exit(*exits, target),
+        early_exit(seen_exits, test_exits, target),
         run.answered(times),
     ]
     fastest = best_of_each_count(_candidates(outputs, profiles, most_p75=ANY_P75), target)
