@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_a_higher_cut_off_answers_fewer_texts_early_and_takes_longer(run: Cascad
     rows = cut_off_rows("colours", run, outputs, TIMES)
     assert [row["cut_off"] for row in rows] == sorted(row["cut_off"] for row in rows)
     assert [row["cut_off"] for row in rows if row["is_chosen"]] == [0.8]
-    assert all(a["answered_by_first"] >= b["answered_by_first"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(a["answered_by_first"] >= b["answered_by_first"] for a, b in pairwise(rows))
     assert rows[0]["mean_ms"] < rows[-1]["mean_ms"]
 
 
