@@ -112,8 +112,8 @@ def exits_of(states: States, heads: Sequence[Head]) -> tuple[Integers, Floats]:
 def exit_latency_ms(profile: Profile, layers: int, tokens: Integers) -> Floats:
     """Return `[layers, N]`: the milliseconds of a request that leaves after each layer, less the layers that it skips.
 
-    A quick profile has no times of layers: then each layer takes an equal share of the encode stage. The times of heads are left
-    out, because a head is one small product.
+    A quick profile has no times of layers: then each layer takes an equal share of the encode stage. The times of heads are
+    left out, because a head is one small product.
     """
     by_length = {int(length): _length_latency_ms(profile, layers, int(length)) for length in np.unique(tokens)}
     return np.stack([by_length[int(length)] for length in tokens], axis=1)

@@ -33,6 +33,7 @@ from hplm_builder.evaluation.cascade.tenant_study import (
     resample_tenant,
     study_tenant,
 )
+from hplm_builder.profiles.base_profile import profile_of
 
 # Goals of the cascade against the single large level.
 MEAN_BELOW = 25.0  # percent of the mean latency
