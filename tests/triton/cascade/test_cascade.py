@@ -19,7 +19,10 @@ import tritonclient.grpc
 from hplm_client import AsyncClient, Client
 from hplm_client.infer_tensors import input_tensors
 from hplm_client.prediction import Prediction
+from hplm_loadtest.benchmarks.serving.cascade import CascadeLoad, measure
 from hplm_loadtest.scenarios.server_metrics import metric_value
+from hplm_loadtest.workloads.labelled_requests import LabelledRequest
+from rich.progress import Progress
 
 from hplm import errors
 from hplm.adapters.tenant import Tenant
@@ -32,7 +35,7 @@ from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read
-from tests.triton.cascade.making import Making, OfflineCascade, levels_over, make_bases
+from tests.triton.cascade.making import MODELS, Making, OfflineCascade, levels_over, make_bases
 from tests.waiting import until
 from tests.watching import stubs_of
 
@@ -253,6 +256,26 @@ def test_a_request_counts_once_whatever_the_number_of_its_levels(served: Served,
     list(client.predict_many([("sure", text) for text in TEXTS]))
     until(lambda: values() == [count + len(TEXTS) for count in before])
     assert metric_value(served.server, "hplm_cascade_logic_us_total") > 0
+
+
+def test_the_benchmark_asks_every_base_a_vote_of_all_and_the_cascade(served: Served) -> None:
+    labels = {"alpha": "yes", "beta": "red"}
+    requests = [LabelledRequest(name, name, text, label) for name, label in labels.items() for text in TEXTS]
+    load = CascadeLoad(rounds=1, singles=10, in_flight=8, seconds=0.3)
+    report = measure(served.server, [*MODELS.values()], requests, load, Progress(disable=True))
+    variants = [*MODELS.values(), "Cocktail", "cascade"]
+    asked = [row for row in report.rows if "variant" in row]
+    assert [(row["task"], row["variant"]) for row in asked] == [(task, name) for task in labels for name in variants]
+    assert all(row["requests"] == 10 and row["mean_ms"] > 0 for row in asked)
+    shares = asked[variants.index("cascade")]["levels"]
+    assert shares.keys() <= MODELS.keys()
+    assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+    saturated = {row["saturated"]: row["requests_per_s"] for row in report.rows if "saturated" in row}
+    assert saturated.keys() == set(variants)
+    assert 0 < saturated["Cocktail"] < min(saturated[base] for base in MODELS.values())
+    values = {goal.id: goal.value for goal in report.goals}
+    assert values["cascade-unanswered"] == 0
+    assert 0 < values["cascade-logic"] < 100
 
 
 def make_fleet(served: Served, count: int) -> list[str]:

@@ -34,7 +34,8 @@ from hplm_builder.evaluation.cascade.exit_heads import exit_latency_ms, exits_of
 from hplm_builder.evaluation.cascade.policies import ExitAnswers
 from hplm_builder.evaluation.cascade.pool import taken
 from hplm_builder.tenants.prepared import Prepared, prepare
-from hplm_builder.tenants.tenant_build import load_version, plot_features
+from hplm_builder.tenants.tenant_build import load_version
+from hplm_builder.tenants.trained_layers import plot_features
 
 # A tenant is called TASK-SEED.
 _NAME = re.compile(r"(.+)-(\d+)")

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -64,10 +64,9 @@ class CascadeLoad:
 
 
 def cascade(models: Path, requests_file: Path, load: CascadeLoad, picture: Path | None) -> Report:
-    """Measure the model `cascade`, the model of each base, and a vote of all bases, on one server, in turns.
+    """Start a server over `models` and measure it, see `measure`.
 
-    Each round sends `load.singles` requests of each task to all variants, one request at a time, and then a closed loop of all
-    tasks' tenants mixed. Raises ConfigError if the repository has no model `cascade`, and DataError for a bad file.
+    Raises ConfigError if the repository has no model `cascade` over two bases or more, and DataError for a bad file.
     """
     check_picture(picture)
     requests = read_labelled_requests(requests_file)
@@ -76,35 +75,48 @@ def cascade(models: Path, requests_file: Path, load: CascadeLoad, picture: Path 
         raise ConfigError(
             f"{models} has no cascade over two bases or more: `hplm build export` of a second base adds the model"
         )
-    rng = np.random.default_rng(0)
     served = [name for name in models_of(models) if name not in names(MANAGING)]
-    server = TritonServer(models, free_ports(), models=served, log=models.parent / "triton-bench.log", tied=True)
-    with progress_bars() as progress, server:
+    log = models.parent / "triton-bench.log"
+    with TritonServer(models, free_ports(), models=served, log=log, tied=True) as server, progress_bars() as progress:
         server.wait_ready()
-        _answer_first(server.ports.grpc_url, [*bases, CASCADE], requests)
-        singles: dict[tuple[str, str], TaskAnswers] = defaultdict(TaskAnswers)
-        loops: dict[str, list[Run]] = defaultdict(list)
-        bar = progress.add_task("rounds", total=load.rounds * (1 + len(bases) + 1))
-        logic = LogicMeter(server)
-        for turn in range(load.rounds):
-            chosen = draw_by_task(requests, load.singles, rng)
-            with OneAtATime(server.ports.grpc_url, bases) as senders:
-                senders.send(chosen[:WARM_UP], defaultdict(TaskAnswers))
-                senders.send(chosen, singles)
-            progress.update(bar, advance=1)
-            _saturate(server.ports.grpc_url, [*bases, CASCADE], requests, load, turn, rng, loops, (progress, bar))
-        logic_ms = logic.per_request_ms()
+        report = measure(server, bases, requests, load, progress)
+    if picture is not None:
+        draw_picture(picture, bases, report.rows)
+    return report
+
+
+def measure(
+    server: TritonServer,
+    bases: Sequence[str],
+    requests: Sequence[LabelledRequest],
+    load: CascadeLoad,
+    progress: Progress,
+) -> Report:
+    """Measure the model `cascade`, the models `bases`, and a vote of all bases, on one server, in turns.
+
+    Each round sends `load.singles` requests of each task to all variants, one request at a time, and then a closed loop of all
+    tasks' tenants mixed. Each tenant needs a version over every base. Raises InternalError if a tenant does not answer.
+    """
+    url, rng = server.ports.grpc_url, np.random.default_rng(0)
+    _answer_first(url, [*bases, CASCADE], requests)
+    singles: dict[tuple[str, str], TaskAnswers] = defaultdict(TaskAnswers)
+    loops: dict[str, list[Run]] = defaultdict(list)
+    bar = progress.add_task("rounds", total=load.rounds * (1 + len(bases) + 1))
+    logic = LogicMeter(server)
+    for turn in range(load.rounds):
+        chosen = draw_by_task(requests, load.singles, rng)
+        with OneAtATime(url, bases) as senders:
+            senders.send(chosen[:WARM_UP], defaultdict(TaskAnswers))
+            senders.send(chosen, singles)
+        progress.update(bar, advance=1)
+        _saturate(url, [*bases, CASCADE], requests, load, turn, rng, loops, (progress, bar))
+    logic_ms = logic.per_request_ms()
     slowest = slowest_base(bases, singles)
     rows = [*single_rows(bases, singles), *rate_rows(bases, loops)]
-    if picture is not None:
-        draw_picture(picture, bases, rows)
     settings = {
-        "rounds": load.rounds,
-        "singles": load.singles,
-        "in_flight": load.in_flight,
-        "seconds": load.seconds,
+        **asdict(load),
         "tenants": len({request.tenant for request in requests}),
-        "bases": bases,
+        "bases": list(bases),
         "slowest": slowest,
         "logic_ms": logic_ms,
     }

@@ -19,7 +19,8 @@ from hplm_builder.jobs.local_builds import build_tenant
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.prepared import prepare
-from hplm_builder.tenants.tenant_build import load_version, plot_features
+from hplm_builder.tenants.tenant_build import load_version
+from hplm_builder.tenants.trained_layers import plot_features
 from rich.progress import Progress
 from typer.testing import CliRunner
 
