@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from hplm.core import wire
 from hplm.core.roles import MANAGING, models_of, names, served_bases
-from hplm.errors import ConfigError, InternalError
+from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import bar_chart, check_picture
 from hplm.reporting.progress import progress_bars
@@ -95,7 +95,7 @@ def measure(
     """Measure the model `cascade`, the models `bases`, and a vote of all bases, on one server, in turns.
 
     Each round sends `load.singles` requests of each task to all variants, one request at a time, and then a closed loop of all
-    tasks' tenants mixed. Each tenant needs a version over every base. Raises InternalError if a tenant does not answer.
+    tasks' tenants mixed. Each tenant needs a version over every base. Raises the error of a tenant's first request.
     """
     url, rng = server.ports.grpc_url, np.random.default_rng(0)
     _answer_first(url, [*bases, CASCADE], requests)
@@ -133,13 +133,12 @@ def draw_by_task(requests: Sequence[LabelledRequest], count: int, rng: np.random
 
 
 def _answer_first(url: str, models: Sequence[str], requests: Sequence[LabelledRequest]) -> None:
-    """Send one request of each tenant to each model, which reads files. Raises InternalError if a request is not answered."""
-    first = [*{request.tenant: request for request in requests}.values()]
+    """Send one request of each tenant to each model, which reads files. Raises the error of a request that is not answered."""
+    first = {request.tenant: request.text for request in requests}
     for model in models:
-        if errors := closed_loop(url, as_load(first), 16, model=model).row()["errors"]:
-            raise InternalError(
-                f"model {model} did not answer every tenant's first request, before the benchmark: {errors}"
-            )
+        with Client(url, model=model) as client:
+            for _ in client.predict_many(first.items()):
+                pass
 
 
 class OneAtATime:
