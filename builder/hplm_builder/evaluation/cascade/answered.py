@@ -1,4 +1,4 @@
-"""What levels and policies answered about the same texts, and the figures of Tabi's Table 2 from it."""
+"""The answers of levels and policies to the same texts, and their figures in Tabi's Table 2."""
 
 from __future__ import annotations
 

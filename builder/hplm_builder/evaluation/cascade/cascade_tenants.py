@@ -1,4 +1,4 @@
-"""Tenants of a store for the evaluation of cascades: their levels, their data, and what the levels answer, computed once."""
+"""Tenants of a store for the evaluation of cascades: their levels, their data, and the answers of the levels, computed once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CascadeTenant:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What the outputs of the levels depend on, in JSON values."""
+        """The versions and data that the outputs of the levels depend on, in JSON values."""
         return {
             "levels": {level.base_name: level.tenant.version for level in self.levels},
             "data": self.data.sha256,
@@ -71,7 +71,7 @@ class CascadeTenant:
 
 @dataclass(frozen=True)
 class TenantOutputs:
-    """What the levels of a tenant answer to the texts that select, prove and judge, and what the exit heads of the last answer.
+    """The answers of a tenant's levels to the texts that select, prove and judge, and those of its exit heads.
 
     `exits` has, by part (`select`, `test`), the answers and confidences `[layers, N]` of the heads on the layers of the most
     accurate level.

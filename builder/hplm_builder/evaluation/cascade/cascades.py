@@ -1,4 +1,4 @@
-"""What a cascade answers to stored level outputs, and how its settings change that (Tabi, sections 7.3 to 7.5)."""
+"""The answers of a cascade to stored level outputs, and the effect of its settings (Tabi, sections 7.3 to 7.5)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Resample:
-    """What was promised in a resample, and what was true. A refusal promises nothing.
+    """The promise of a resample, and the truth. A refusal promises nothing.
 
     `bound` was proved on examples that `judged` has none of; `judged` is the accuracy on the rest. `drawn_bound` was proved
     on as many examples, drawn with replacement from all that selected nothing; `accuracy` is the accuracy on all of these.

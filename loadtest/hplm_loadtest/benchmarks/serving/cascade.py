@@ -39,7 +39,7 @@ RATE_TIMES = 1.5
 LOGIC_MS = 1.0
 # Metrics of the model `cascade`: microseconds of its own logic, and answered texts.
 LOGIC_US, ANSWERS = "hplm_cascade_logic_us_total", "hplm_cascade_answers_total"
-# Requests that are sent one at a time before those that count.
+# Requests of each round that are sent one at a time and do not count.
 WARM_UP = 20
 
 

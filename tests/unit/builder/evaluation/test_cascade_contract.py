@@ -37,7 +37,7 @@ def test_a_target_above_the_truth_is_nearly_always_refused() -> None:
 
 
 def test_what_selects_neither_proves_nor_judges() -> None:
-    """A choice that knows the answers of what it has seen, and no others, is promised at their level."""
+    """A choice that answers only the examples that selected it proves nothing and is right about nothing."""
 
     def choose(seen: Integers) -> Booleans:
         right = np.zeros(1000, np.bool_)

@@ -1,4 +1,4 @@
-"""What a cascade answers to stored outputs, and how its settings change that."""
+"""The answers of a cascade to stored level outputs, and the effect of its settings."""
 
 from __future__ import annotations
 
