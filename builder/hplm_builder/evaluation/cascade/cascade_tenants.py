@@ -15,6 +15,8 @@ import numpy as np
 
 from hplm.adapters.tenant import Tenant
 from hplm.cascade.level_outputs import CascadeOutputs, PartOutputs
+from hplm.cascade.offline import draws_of
+from hplm.cascade.plan import CascadePlan
 from hplm.engine.open_domain import open_features
 from hplm.errors import ConfigError, DataError, MissingArtifactError
 from hplm.models import base as bases
@@ -32,7 +34,7 @@ from hplm_builder.data.labelled_files import file_of, read_file, read_folder
 from hplm_builder.evaluation.cascade.answered import Floats, Integers
 from hplm_builder.evaluation.cascade.exit_heads import exit_latency_ms, exits_of, fit_heads, layer_states
 from hplm_builder.evaluation.cascade.policies import ExitAnswers
-from hplm_builder.evaluation.cascade.pool import taken
+from hplm_builder.evaluation.cascade.pool import calibrated, taken
 from hplm_builder.tenants.prepared import Prepared, prepare
 from hplm_builder.tenants.tenant_build import load_version
 from hplm_builder.tenants.trained_layers import plot_features
@@ -49,7 +51,8 @@ EXIT_PARTS = ("select", "test")
 class CascadeTenant:
     """A tenant with versions over two or more bases, and its data.
 
-    `data` has train, the examples that select as dev, and test. `proof` has examples that neither train nor select.
+    `data` has train, the examples that select as dev, and test. `proof` has examples that neither train nor select. `plan` is
+    the plan in force, None if the tenant has none.
     """
 
     name: str
@@ -58,6 +61,7 @@ class CascadeTenant:
     levels: tuple[LevelInput, ...]
     data: LabelledData
     proof: tuple[LabelledText, ...]
+    plan: CascadePlan | None = None
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -87,6 +91,25 @@ class TenantOutputs:
         answers, confidence = self.exits[part]
         latency_ms = exit_latency_ms(profile, len(answers), of_part.whole[-1].tokens)
         return ExitAnswers(self.outputs.levels[-1].base, answers, confidence, of_part.gold, latency_ms)
+
+
+def served_part(tenant: CascadeTenant, plan: CascadePlan, found: TenantOutputs) -> PartOutputs:
+    """Return the answers to the test texts as a server with the plan has them: with its temperatures and its draws.
+
+    Raises DataError if the outputs lack the plan's degree of pruning, because they were computed before the plan.
+    """
+    temperatures = {level.base: level.dispatch.temperature for level in plan.levels}
+    bases = [level.base for level in found.outputs.levels]
+    first, *later = (bases.index(level.base) for level in plan.levels)
+    if later and plan.levels[1].alpha not in found.test.alphas(first, later):
+        raise DataError(
+            f"{tenant.name}: the kept outputs are older than the tenant's plan: give --resume another folder"
+        )
+    of_plan = calibrated(
+        found.test, [temperatures.get(level.base, level.temperature) for level in found.outputs.levels]
+    )
+    texts = [example.text_or_pair for example in tenant.data.test]
+    return replace(of_plan, draws=draws_of(tenant.name, plan.levels[-1].number, texts, len(bases)))
 
 
 def find_tenants(store: Store, folders: Sequence[Path]) -> list[CascadeTenant]:
@@ -124,7 +147,9 @@ def _find_tenant(store: Store, registry: Registry, folder: Path) -> CascadeTenan
         if tenant.card.labels != data.labels:
             raise DataError(f"{folder}: tenant {name!r} over {base_name} was trained on other labels than these data")
         levels.append(LevelInput(base, open_features(store, base, lineage), tenant, base_name))
-    return CascadeTenant(name, parts[1], store, tuple(levels), data, tuple(proof))
+    cascade = registry.cascade_of(name)
+    plan = cascade.plan if cascade is not None and cascade.is_in_force else None
+    return CascadeTenant(name, parts[1], store, tuple(levels), data, tuple(proof), plan)
 
 
 def outputs_of(tenant: CascadeTenant, folder: Path, report: Report) -> TenantOutputs:
@@ -164,8 +189,11 @@ def _compute_test(tenant: CascadeTenant, outputs: CascadeOutputs, report: Report
     """Return what the levels answer to the test texts, pruned by every alpha that dev has and by those of Fig. 9."""
     ordered = [next(one for one in tenant.levels if one.base_name == level.base) for level in outputs.levels]
     pairs = {(by, reader) for by in range(len(ordered)) for reader in range(by + 1, len(ordered))}
+    of_plan = {level.alpha for level in tenant.plan.levels} - {0.0} if tenant.plan is not None else set()
     alphas = {
-        pair: sorted({*FIGURE_ALPHAS, *(alpha for by, reader, alpha in outputs.select.pruned if (by, reader) == pair)})
+        pair: sorted(
+            {*FIGURE_ALPHAS, *of_plan, *(alpha for by, reader, alpha in outputs.select.pruned if (by, reader) == pair)}
+        )
         for pair in pairs
     }
     done, total = 0, len(tenant.data.test) * (len(ordered) + sum(map(len, alphas.values())))

@@ -19,7 +19,7 @@ from hplm.reporting.progress import Report
 from hplm.tasks.task import log_softmax
 from hplm_builder.cascade.cascade_build import plan_of
 from hplm_builder.evaluation.cascade.answered import Answered, Booleans, Floats, Integers, Row
-from hplm_builder.evaluation.cascade.cascade_tenants import TenantOutputs
+from hplm_builder.evaluation.cascade.cascade_tenants import CascadeTenant, TenantOutputs, served_part
 from hplm_builder.evaluation.cascade.cascades import (
     CascadeRun,
     TextTimes,
@@ -65,15 +65,24 @@ class TenantStudy:
     reliability: dict[str, tuple[Floats, Booleans]]
 
 
-def study_tenant(task: str, found: TenantOutputs, profiles: Mapping[str, Profile], logic_ms: float) -> TenantStudy:
-    """Compare the policies on test, and vary the settings of the cascade. `profiles` has the times of each base."""
-    outputs, test = found.outputs, found.test
+def study_tenant(
+    tenant: CascadeTenant, found: TenantOutputs, profiles: Mapping[str, Profile], logic_ms: float
+) -> TenantStudy:
+    """Compare the policies on test, and vary the settings of the cascade. `profiles` has the times of each base.
+
+    The cascade is the tenant's plan in force. Without a plan it is the one that a tenant gets who asks for no target.
+    """
+    task, outputs, test = tenant.task, found.outputs, found.test
     times = TextTimes(profiles, logic_ms)
     allowed = _candidates(outputs, profiles)
     chosen = select_candidate(allowed, CascadeTarget(), len(outputs.select), len(outputs.proof))
-    # All policies get the target that a tenant gets who asks for none.
-    target = max(one.accuracy for one in allowed) - MOST_BELOW_BEST
-    run = CascadeRun.of(_plan(chosen, outputs), outputs, test)
+    plan = tenant.plan
+    target = None if plan is None else plan.promise.target_accuracy
+    if target is None:
+        # All policies get the target that a tenant gets who asks for none.
+        target = max(one.accuracy for one in allowed) - MOST_BELOW_BEST
+    selected = CascadeRun.of(_plan(chosen, outputs), outputs, test)
+    run = selected if plan is None else CascadeRun.of(plan, outputs, served_part(tenant, plan, found))
     seen, answered = level_answers(outputs, outputs.select, times), level_answers(outputs, test, times)
     large = max(range(len(seen)), key=lambda i: seen[i].accuracy)
     of_large = profiles[outputs.levels[-1].base]
@@ -87,7 +96,7 @@ def study_tenant(task: str, found: TenantOutputs, profiles: Mapping[str, Profile
         run.answered(times),
     ]
     fastest = best_of_each_count(_candidates(outputs, profiles, most_p75=ANY_P75), target)
-    two = run if len(chosen.levels) == 2 else CascadeRun.of(_plan(fastest[2], outputs), outputs, test)
+    two = run if len(run.plan.levels) == 2 else CascadeRun.of(_plan(fastest[2], outputs), outputs, test)
     levels = [
         levels_row(task, CascadeRun.of(_plan(best, outputs), outputs, test), times, _note(best, chosen, allowed))
         for best in fastest.values()

@@ -88,7 +88,7 @@ def cascade(
         write_requests(requests, tenants)
     with progress_bars() as progress, _kept(resume) as folder:
         found = {tenant.name: _outputs(tenant, folder, progress) for tenant in tenants}
-        studies = {tenant.name: study_tenant(tenant.task, found[tenant.name], profiles, logic_ms) for tenant in tenants}
+        studies = {tenant.name: study_tenant(tenant, found[tenant.name], profiles, logic_ms) for tenant in tenants}
         contracts = contract_rows(tenants, found, profiles, resamples, progress)
     by_task: dict[str, list[TenantStudy]] = {}
     for study in studies.values():
@@ -103,6 +103,7 @@ def cascade(
                 "proof": len(tenant.proof),
                 "levels": {level.base: round(level.temperature, 3) for level in found[tenant.name].outputs.levels},
                 "target": round(studies[tenant.name].target, 4),
+                "plan": "selected here" if tenant.plan is None else f"version {tenant.plan.levels[-1].number}",
             }
             for tenant in tenants
         },

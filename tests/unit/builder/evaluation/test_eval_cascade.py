@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hplm_builder.cascade.cascade_build import numbered, select_again
+from hplm_builder.cascade.outputs import load_outputs
 from hplm_builder.cli.evaluate import app
 from hplm_builder.data.labelled_files import read_folder
+from hplm_builder.evaluation.cascade.cascades import shown_plan
 from hplm_builder.evaluation.cascade.exit_heads import exits_of, fit_heads, layer_states
 from hplm_builder.evaluation.studies.cascade import goals_of
 from hplm_builder.jobs.local_builds import build_tenant
@@ -24,6 +27,7 @@ from hplm_builder.tenants.trained_layers import plot_features
 from rich.progress import Progress
 from typer.testing import CliRunner
 
+from hplm.cascade.selection import CascadeTarget
 from hplm.core.settings import WHOLE
 from hplm.engine.encode import EncodeEngine, EngineRequest
 from hplm.engine.open_domain import open_features
@@ -33,6 +37,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests import tiny
 from tests.unit.builder.evaluation.evaluated import write_part
+from tests.unit.builder.evaluation.test_cascades import PerToken
 
 NAME = "colours-0"
 POLICIES = ["single small", "single large", "INFaaS", "Cocktail", "early exit", "cascade"]
@@ -124,6 +129,21 @@ def test_what_levels_answer_is_computed_once(place: Path, report: dict[str, Any]
         [row for row in with_column(one, "calibrated") if row["calibrated"] != "cascade"] for one in (report, again)
     ]
     assert levels[0] == levels[1]
+
+
+def test_a_plan_in_force_is_what_is_evaluated(place: Path, report: dict[str, Any]) -> None:
+    store = Store(place / "store")
+    outputs = load_outputs(place / "runs" / NAME / "dev")
+    built = select_again(outputs, CascadeTarget(), {"tiny": PerToken(1.0), "whole": PerToken(2.0)})
+    with closing(Registry.open(store)) as registry:
+        expected = dict(registry.tenant(NAME).bases)
+        number = registry.next_number(NAME)
+        plan = numbered(built.plan, {**expected, built.plan.levels[-1].base: number})
+        registry.retarget_tenant(NAME, plan, 0.0, about={}, number=number, expected=expected)
+    found = run(place, "--resamples", "0")
+    assert found["settings"]["tenants"][NAME]["plan"] == f"version {number}"
+    (row,) = [row for row in with_column(found, "policy") if row["policy"] == "cascade"]
+    assert row["chosen"] == shown_plan(plan)
 
 
 def test_outputs_of_other_data_are_refused(place: Path, report: dict[str, Any], tmp_path: Path) -> None:
