@@ -81,9 +81,9 @@ def policy_row(task: str, seeds: Sequence[Answered], packing: Mapping[str, float
     latencies = np.array([latency_figures(seed.latency_ms) for seed in seeds]).mean(0).tolist()
     row: Row = {"task": task, "policy": seeds[0].policy, **accuracies}
     row |= dict(zip(("mean_ms", "p50_ms", "p75_ms", "p99_ms"), latencies, strict=True))
-    row |= {"cost": fmean(seed.cost(packing) for seed in seeds), "chosen": " | ".join(seed.chosen for seed in seeds)}
+    row |= {"cost": fmean(seed.cost(packing) for seed in seeds), "chosen": [seed.chosen for seed in seeds]}
     if seeds[0].shares:
-        row["answered_by_level"] = " | ".join(shown_shares(seed.shares) for seed in seeds)
+        row["answered_by_level"] = [shown_shares(seed.shares) for seed in seeds]
     return row
 
 

@@ -96,9 +96,8 @@ class ExitAnswers:
         texts = np.arange(len(self.gold))
         latency_ms = self.latency_ms[layers, texts]
         right = self.answers[layers, texts] == self.gold
-        shares = np.bincount(layers, minlength=len(self.answers)) / max(len(texts), 1)
         chosen = f"{self.base}, threshold {threshold:.2f}"
-        return Answered(EARLY_EXIT, chosen, right, latency_ms, {self.base: latency_ms}, tuple(shares.tolist()))
+        return Answered(EARLY_EXIT, chosen, right, latency_ms, {self.base: latency_ms})
 
 
 def early_exit(seen: ExitAnswers, test: ExitAnswers, target: float) -> Answered:

@@ -70,7 +70,8 @@ def study_tenant(
 ) -> TenantStudy:
     """Compare the policies on test, and vary the settings of the cascade. `profiles` has the times of each base.
 
-    The cascade is the tenant's plan in force. Without a plan it is the one that a tenant gets who asks for no target.
+    The cascade is the tenant's plan in force. Without a plan it is the one that a tenant gets who asks for no target. Settings
+    are varied with two levels. There is nothing to vary if every cascade of two levels is less accurate than the levels' mean.
     """
     task, outputs, test = tenant.task, found.outputs, found.test
     times = TextTimes(profiles, logic_ms)
@@ -96,7 +97,9 @@ def study_tenant(
         run.answered(times),
     ]
     fastest = best_of_each_count(_candidates(outputs, profiles, most_p75=ANY_P75), target)
-    two = run if len(run.plan.levels) == 2 else CascadeRun.of(_plan(fastest[2], outputs), outputs, test)
+    varied = [run] if len(run.plan.levels) == 2 else []
+    if not varied and 2 in fastest:
+        varied = [CascadeRun.of(_plan(fastest[2], outputs), outputs, test)]
     levels = [
         levels_row(task, CascadeRun.of(_plan(best, outputs), outputs, test), times, _note(best, chosen, allowed))
         for best in fastest.values()
@@ -110,9 +113,9 @@ def study_tenant(
         task,
         {one.policy: one for one in policies},
         target,
-        cut_off_rows(task, two, outputs, times),
-        alpha_rows(task, two, times),
-        [sharing_row(task, two)],
+        [row for one in varied for row in cut_off_rows(task, one, outputs, times)],
+        [row for one in varied for row in alpha_rows(task, one, times)],
+        [sharing_row(task, one) for one in varied],
         levels,
         _calibration_rows(task, found, reliability),
         reliability,

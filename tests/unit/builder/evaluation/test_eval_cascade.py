@@ -143,7 +143,7 @@ def test_a_plan_in_force_is_what_is_evaluated(place: Path, report: dict[str, Any
     found = run(place, "--resamples", "0")
     assert found["settings"]["tenants"][NAME]["plan"] == f"version {number}"
     (row,) = [row for row in with_column(found, "policy") if row["policy"] == "cascade"]
-    assert row["chosen"] == shown_plan(plan)
+    assert row["chosen"] == [shown_plan(plan)]
 
 
 def test_outputs_of_other_data_are_refused(place: Path, report: dict[str, Any], tmp_path: Path) -> None:
