@@ -74,7 +74,9 @@ def line_charts(
     rows = (len(charts) + 1) // 2
     figure = Figure(figsize=(9.5, 3.4 * rows + 0.6), layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    grid = figure.subplots(rows, 2, squeeze=False).flat
+    grid = list(figure.subplots(rows, 2, squeeze=False).flat)
+    for axes in grid[len(charts) :]:
+        axes.set_axis_off()
     for axes, ((name, y_label), series) in zip(grid, charts.items(), strict=False):
         _style_axes(axes, name, x_label, y_label)
         _lines(axes, series)
