@@ -13,6 +13,7 @@ from rich.table import Table
 
 from hplm.housekeeping import garbage_collection
 from hplm.registry.registry import Registry
+from hplm.store.cascade_outputs import outputs_of
 from hplm.store.layout import Store
 from hplm_cli.options import DEFAULT_STORE, RegistryOption, StoreOption
 
@@ -88,7 +89,8 @@ def adopt(
 ) -> None:
     """Register artifacts under names that the registry does not know, for instance after the registry was lost.
 
-    Each of these tenants and domains is then at its newest version. Example: hplm store adopt
+    Each of these tenants and domains is then at its newest version. A tenant with a cascade is named: its plan was in the
+    registry only. Example: hplm store adopt
     """
     place = Store(store, registry)
     place.bases()  # raises if the folder is no store, before a registry is made in it
@@ -96,6 +98,13 @@ def adopt(
         plan = garbage_collection.adopt(place, opened, time.time(), root=domain)
     for skipped in plan.skipped:
         CONSOLE.print(f"{skipped.where}: not adopted, {skipped.what}", style="yellow", markup=False)
+    for name in sorted({tenant.name for tenant in plan.tenants if outputs_of(place.path(tenant.path)).exists()}):
+        CONSOLE.print(
+            f"tenant {name}: its cascade and promise are lost, because only the lost registry had them; its default base "
+            "answers. Delete the tenant and create it again with --levels",
+            style="yellow",
+            markup=False,
+        )
     CONSOLE.print(
         f"{len(plan.bases)} bases, {len(plan.domains)} domain versions, {len(plan.tenants)} tenant versions adopted"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from hplm.tasks.examples import LabelledText
 from hplm.tasks.task_loader import task_named
 from hplm_builder.cascade.levels import Level, LevelInput
 from hplm_builder.cascade.outputs import UNNUMBERED, calibrate_levels, compute_part
+from hplm_builder.cascade.used_texts import checksum, used_by
 from hplm_builder.data.labelled import LabelledData
 
 # The share of dev examples that a proof gets which has no file.
@@ -58,29 +59,37 @@ def numbered(plan: CascadePlan, numbers: Mapping[str, int]) -> CascadePlan:
 
 
 def set_aside(
-    data: LabelledData, proof: Sequence[LabelledText] | None, seed: int
+    data: LabelledData, proof: Sequence[LabelledText] | None, seed: int, used: Set[int] = frozenset()
 ) -> tuple[LabelledData, list[LabelledText], list[str]]:
     """Return the data to train, calibrate and select on, the examples of the proof, and warnings. Call it before training.
 
     Without `proof`, about PROOF_SHARE of the dev examples are set aside, by `seed` and text, so that an update sets the same
-    ones aside. Examples whose texts also train or select prove nothing, so they are left out, with a warning. Raises DataError
-    if answers of the task have no confidence, and if no example is left to select or to prove.
+    ones aside. Examples whose texts also train or select prove nothing, so they are left out, with a warning. So are those
+    in `used`, the checksums of texts that trained or selected the versions from which an update trains on. Raises DataError if
+    answers of the task have no confidence, and if no example is left to select or to prove.
     """
     if not task_named(data.task).has_confidence:
         raise DataError(f"answers of a {data.task} have no confidence, so no cascade can be made of its models")
     if proof is None:
         proof = [example for example in data.dev if _is_of_proof(example, seed)]
         data = replace(data, dev=[example for example in data.dev if not _is_of_proof(example, seed)])
-    used = {example.text_or_pair for example in (*data.train, *data.dev, *data.unlabelled)}
-    kept = [example for example in proof if example.text_or_pair not in used]
+    own = used_by(data)
+    of_own, of_earlier = (sum(checksum(example) in texts for example in proof) for texts in (own, used - own))
+    kept = [example for example in proof if checksum(example) not in own | used]
+    warnings = [
+        f"{count:,} of {len(proof):,} proof examples {what}, so they prove nothing"
+        for count, what in (
+            (of_own, "also train or select"),
+            (of_earlier, "have trained or selected an earlier version"),
+        )
+        if count
+    ]
     if not data.dev or not kept:
         what = "dev examples to select with" if not data.dev else "examples that prove the accuracy"
         raise DataError(
-            f"no {what} are left: give more dev examples, or a file of examples that do not train (--proof)"
+            "; ".join([*warnings, f"no {what} are left"])
+            + ": give more dev examples, or a file of examples that do not train (--proof)"
         )
-    warnings = []
-    if lost := len(proof) - len(kept):
-        warnings.append(f"{lost:,} of {len(proof):,} proof examples also train or select, so they prove nothing")
     return data, kept, warnings
 
 

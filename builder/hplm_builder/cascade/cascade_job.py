@@ -6,9 +6,10 @@ whose worker process was killed goes on with the next level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hplm.adapters import tenant as tenants
@@ -20,7 +21,8 @@ from hplm.errors import ArtifactError, ConflictError, ContractError
 from hplm.jobs.context import JobContext, bases_of, hide_store_paths, publish_all, retire_old, versions_of_job
 from hplm.models import base as bases
 from hplm.profiles.profile import Profile
-from hplm.registry.records import Job, NewLevel, TenantVersion
+from hplm.registry.records import CascadeRecord, Job, NewLevel, TenantVersion
+from hplm.registry.registry import Registry
 from hplm.reporting.progress import Report, shared_out
 from hplm.runtime.crash_points import crash_point
 from hplm.store.cascade_outputs import outputs_of
@@ -35,6 +37,7 @@ from hplm_builder.cascade.cascade_build import (
 )
 from hplm_builder.cascade.levels import LevelInput
 from hplm_builder.cascade.outputs import load_outputs, save_outputs
+from hplm_builder.cascade.used_texts import load_used, used_by
 from hplm_builder.data.data_warnings import data_warnings
 from hplm_builder.export.register import registered_about
 from hplm_builder.profiles.base_profile import profile_of
@@ -99,15 +102,11 @@ def target_cascade(job: Job, context: JobContext) -> dict[str, Any]:
     if made := versions_of_job(job, kept_versions(registry, name)):
         return _result(made)
     context.lease.report("read", 0.0)
-    cascade = registry.cascade_of(name)
-    if cascade is None or not cascade.is_in_force:
-        raise ConflictError(
-            f"the cascade of tenant {name!r} was changed meanwhile, look again (`hplm tenant show {name}`)"
-        )
+    cascade = _cascade_in_force(registry, name)
     current = {base: registry.tenant(name, base).current for base in cascade.levels}
     with hide_store_paths(store, "the outputs of the tenant's levels cannot be used: update the tenant"):
-        outputs = load_outputs(outputs_of(store.path(current[list(cascade.levels)[-1]].path)))
-    profiles = {}
+        outputs = load_outputs(_outputs_folder(context, cascade, name))
+    profiles: dict[str, Profile] = {}
     for place, (name_of_base, version) in enumerate(current.items()):
         context.lease.report("profile", 0.1 + 0.7 * place / len(current))
         base = bases.load(store.base(name_of_base))
@@ -116,7 +115,7 @@ def target_cascade(job: Job, context: JobContext) -> dict[str, Any]:
         domain = open_features(store, base, [each.path for each in lineage], miss=miss)
         profiles[name_of_base] = profile_of(store, base, domain)
     context.lease.report("select", 0.8)
-    built = select_again(outputs, _target(request), profiles)
+    built = _with_warnings(select_again(outputs, _target(request), profiles), _rough_latencies(profiles))
     number = context.lease.retry(lambda: registry.next_number(name))
     last = built.plan.levels[-1].base
     numbers = {**cascade.levels, last: number}
@@ -145,36 +144,42 @@ def target_cascade(job: Job, context: JobContext) -> dict[str, Any]:
 class _CascadeTask:
     """A cascade's job with its data read and checked: the training of each level, and the examples of the proof.
 
-    `names` are those of the levels' bases. All levels train on the same data. `warnings` are those of the proof.
+    `names` are those of the levels' bases. All levels train on the same data. `warnings` are those of the proof. `used` are
+    the checksums of all texts that train or select, now or in the versions from which an update trains on.
     """
 
     names: tuple[str, ...]
     levels: tuple[TenantTask, ...]
     proof: Sequence[LabelledText]
     warnings: Sequence[str]
+    used: Set[int]
     target: CascadeTarget
 
     @classmethod
     def read(cls, job: Job, context: JobContext) -> _CascadeTask:
         """Read what the job starts from, and set the proof aside before anything is trained.
 
-        Raises what `TenantTask.read` raises, and ContractError if the proof has too few examples for any promise.
+        Raises what `TenantTask.read` raises, ConflictError if the cascade of an update is out of force by now, and
+        ContractError if the proof has too few examples for any promise.
         """
         named = bases_of(job.request)
         first = TenantTask.read(_of_level(job, named[0]), context)
         seed, start = first.settings.seed, first.start
         given = read_files(job, context, start, seed, proves=True).test if "proof" in job.request["data"] else None
-        data, proof, warnings = set_aside(first.data, given, seed)
+        used = _used_before(job, context)
+        data, proof, warnings = set_aside(first.data, given, seed, used)
         target = _target(job.request)
         _check_proof(target, len(proof))
         others = (TenantTask.read(_of_level(job, base), context, data) for base in named[1:])
-        return cls(tuple(named), (replace(first, data=data), *others), proof, warnings, target)
+        levels = (replace(first, data=data), *others)
+        return cls(tuple(named), levels, proof, warnings, used | used_by(data), target)
 
     def train(self, job: Job, context: JobContext, place: int) -> Tenant:
         """Train a level, or load it if this job has trained it before its worker process was lost."""
         name, level = self.names[place], self.levels[place]
         began = 0 if level.current is None else level.current.number
-        kept = context.scratch / f"{name}-from-{began}"
+        # A domain's update may have come between two attempts of the job: the features are others then.
+        kept = context.scratch / f"{name}-from-{began}-over-{level.lineage[0].number}"
         # A damaged folder is trained again.
         with suppress(ArtifactError):
             return tenants.load(kept, fingerprint=level.base.fingerprint, name=job.request["tenant"])
@@ -191,12 +196,16 @@ class _CascadeTask:
             for name, level, tenant in zip(self.names, self.levels, trained, strict=True)
         ]
 
+        profiles: dict[str, Profile] = {}
+
         def profile(level: LevelInput) -> Profile:
-            return profile_of(context.store, level.base, level.domain, report=lambda step, done: report("profile", 0.0))
+            profiles[level.base_name] = profile_of(
+                context.store, level.base, level.domain, report=lambda step, done: report("profile", 0.0)
+            )
+            return profiles[level.base_name]
 
         built = build_cascade(inputs, self.levels[0].data, self.proof, self.target, profile, shared_out(report, STEPS))
-        warnings = {"warnings": list(self.warnings)} if self.warnings else {}
-        return replace(built, about={**built.about, **warnings})
+        return _with_warnings(built, [*self.warnings, *_rough_latencies(profiles)])
 
     def report_part(self, context: JobContext, part: str) -> Report:
         """Return a progress callback for one part of the job: the training of a level, or SELECTION.
@@ -236,7 +245,7 @@ def _publish(
         about = registered_about(card) | ({"cascade": built.about} if base == last else {})
         expected = level.current.number if level.current else None
         new.append(NewLevel(level.lineage[0].id, store.relative(folder), about, number, expected))
-    save_outputs(outputs_of(store.path(new[-1].path)), built.outputs)
+    save_outputs(outputs_of(store.path(new[-1].path)), built.outputs, task.used)
     plan = numbered(built.plan, numbers)
     made = publish_all(
         context,
@@ -246,6 +255,20 @@ def _publish(
         job=job,
     )
     return _result(made)
+
+
+def _with_warnings(built: BuiltCascade, warnings: Sequence[str]) -> BuiltCascade:
+    return replace(built, about={**built.about, "warnings": list(warnings)}) if warnings else built
+
+
+def _rough_latencies(profiles: Mapping[str, Profile]) -> list[str]:
+    """Return a warning if latencies come from quick profiles, by the names of the bases."""
+    if not (quick := [base for base, profile in profiles.items() if profile.kind == "quick"]):
+        return []
+    return [
+        f"latencies over {', '.join(quick)} are estimates of a quick measurement, made while the job ran: measure with "
+        "`hplm profile` while the server is idle, then select again (`hplm tenant target`)"
+    ]
 
 
 def _result(made: Sequence[TenantVersion]) -> dict[str, Any]:
@@ -294,6 +317,38 @@ def _unchanged(job: Job, context: JobContext, task: _CascadeTask, why: str) -> d
     }
 
 
+def _cascade_in_force(registry: Registry, name: str) -> CascadeRecord:
+    """Return the cascade of a tenant. Raises ConflictError if there is none in force by now."""
+    cascade = registry.cascade_of(name)
+    if cascade is None or not cascade.is_in_force:
+        raise ConflictError(
+            f"the cascade of tenant {name!r} was changed meanwhile, look again (`hplm tenant show {name}`)"
+        )
+    return cascade
+
+
+def _outputs_folder(context: JobContext, cascade: CascadeRecord, name: str) -> Path:
+    """Return the folder of what the levels answered when they were trained: it lies with the last of all levels."""
+    last = context.registry.tenant(name, list(cascade.levels)[-1]).current
+    return outputs_of(context.store.path(last.path))
+
+
+def _used_before(job: Job, context: JobContext) -> Set[int]:
+    """Return the checksums of the texts behind the versions from which the job trains on; none for a new tenant.
+
+    Raises ConflictError if the cascade is out of force by now, and ArtifactError if the checksums cannot be read.
+    """
+    if job.kind != "tenant.update":
+        return frozenset()
+    name = job.request["tenant"]
+    cascade = _cascade_in_force(context.registry, name)
+    advice = (
+        "the texts that the tenant was trained on cannot be read, so nothing can be proved: create the tenant again"
+    )
+    with hide_store_paths(context.store, advice):
+        return load_used(_outputs_folder(context, cascade, name))
+
+
 def _of_level(job: Job, base: str) -> Job:
     """Return the job as if it were about one level only."""
     request = job.request
@@ -311,6 +366,6 @@ def _check_proof(target: CascadeTarget, examples: int) -> None:
         return
     raise ContractError(
         f"{examples:,} proof examples cannot prove accuracy {target.accuracy:.3f}, even if all answers are right: at least "
-        f"{examples_needed(target.accuracy, 1.0):,} are needed; the nearest offer is accuracy "
-        f"{proved_accuracy(examples, examples):.3f} at most"
+        f"{examples_needed(target.accuracy, 1.0):,} are needed (--proof FILE, or more dev examples); the nearest offer is "
+        f"accuracy {proved_accuracy(examples, examples):.3f} at most"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
@@ -24,6 +24,7 @@ from hplm.store import artifact
 from hplm.store.cascade_outputs import KIND
 from hplm.tasks.examples import LabelledText
 from hplm_builder.cascade.levels import Answered, Level
+from hplm_builder.cascade.used_texts import write_used
 
 # Degrees of pruning that are tried, in this order. With 1.5 most words of a text are gone, so no more are tried.
 ALPHAS = tuple(round(0.5 + 0.1 * step, 1) for step in range(11))
@@ -104,8 +105,8 @@ def _can_prune(levels: Sequence[Level]) -> bool:
     return len(levels) > 1 and not levels[0].task.takes_entities
 
 
-def save_outputs(folder: Path, outputs: CascadeOutputs) -> None:
-    """Publish the outputs as one artifact, with checksums. Raises OSError."""
+def save_outputs(folder: Path, outputs: CascadeOutputs, used: Set[int] = frozenset()) -> None:
+    """Publish the outputs as one artifact, with checksums. `used` see `hplm_builder.cascade.used_texts`. Raises OSError."""
     meta = {
         "tenant": outputs.tenant,
         "task": outputs.task,
@@ -124,6 +125,7 @@ def save_outputs(folder: Path, outputs: CascadeOutputs) -> None:
     with artifact.publish(folder, KIND, meta) as partial:
         (partial / "outputs.safetensors").write_bytes(packed_arrays(arrays))
         (partial / "answers.json").write_text(json.dumps(answers))
+        write_used(partial, used)
 
 
 def load_outputs(folder: Path) -> CascadeOutputs:

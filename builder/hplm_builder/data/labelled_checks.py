@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hplm.errors import DataError
@@ -27,8 +27,9 @@ def check_data(
     task: str | None = None,
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
+    test_name: str = "test",
 ) -> LabelledData:
-    """Return the checked examples of one task. Raises DataError.
+    """Return the checked examples of one task. Raises DataError, which calls the data in `test` `test_name`.
 
     An empty `dev` is split off `train` by `seed` and text: a tenth of every class, or of what else the task has for strata.
     If `task` is None, the labels decide (`Task.is_meant_by`). Entities mean tagging, unless all their lists are empty beside
@@ -38,12 +39,12 @@ def check_data(
     if len(train) < 2:
         raise DataError(f"the train data holds {len(train)} example{'s' * (not train)}: at least two are needed")
     train, dev, test = _with_labels_or_entities(train, dev, test)
-    _check_alike(train, dev, test)
+    _check_alike({"train": train, "dev": dev, test_name: test})
     kind = _task_of(train, task)
     if kind.labels_are_names:
         spelling = _LabelSpelling(kind, expected_labels or ())
         train, dev, test = ([spelling.apply(example) for example in part] for part in (train, dev, test))
-    labels = kind.labels_of({"train": train, "dev": dev, "test": test})
+    labels = kind.labels_of({"train": train, "dev": dev, test_name: test})
     if len(labels) > MOST_LABELS:
         raise DataError(
             f"{len(labels)} different labels came, at most {MOST_LABELS} are accepted: is this the right column?"
@@ -115,9 +116,10 @@ def check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> No
         )
 
 
-def _check_alike(train: list[LabelledText], dev: list[LabelledText], test: list[LabelledText]) -> None:
-    is_pair, is_labelled = train[0].pair is not None, train[0].label is not None
-    for name, part in (("train", train), ("dev", dev), ("test", test)):
+def _check_alike(parts: Mapping[str, list[LabelledText]]) -> None:
+    first = parts["train"][0]
+    is_pair, is_labelled = first.pair is not None, first.label is not None
+    for name, part in parts.items():
         check_texts(f"{name} examples", part, is_pair=is_pair)
         if odd := sum((example.label is not None) != is_labelled for example in part):
             raise DataError(f"{odd} of {len(part)} {name} examples have no {'label' if is_labelled else 'entities'}")

@@ -38,16 +38,17 @@ def read_data(
     expected_labels: Sequence[str] | None = None,
     seed: int = 0,
     columns: Columns = USUAL_COLUMNS,
+    test_name: str = "test",
 ) -> LabelledData:
     """Read and check the files of one task. Raises DataError with the file, the line and what was expected.
 
-    The named `columns` must be in all files. Labels in the `unlabelled` file are not read. For `task`, `expected_labels` and
-    `seed` see `check_data`.
+    The named `columns` must be in all files. Labels in the `unlabelled` file are not read. For `task`, `expected_labels`,
+    `seed` and `test_name` see `check_data`.
     """
     files = [_named(file) for file in (train, dev, test, unlabelled) if file is not None]
     check_use(columns, [file.name for file in files])
     parts = [read_file(file, columns, task=task) if file is not None else [] for file in (train, dev, test)]
-    data = check_data(*parts, task=task, expected_labels=expected_labels, seed=seed)
+    data = check_data(*parts, task=task, expected_labels=expected_labels, seed=seed, test_name=test_name)
     if unlabelled is None:
         return data
     return with_unlabelled(data, read_file(unlabelled, columns, is_labelled=False))

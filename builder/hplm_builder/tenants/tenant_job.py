@@ -228,6 +228,7 @@ def read_files(job: Job, context: JobContext, start: Tenant | None, seed: int, p
         expected_labels=start.card.labels if start else None,
         seed=seed,
         columns=Columns(**request["columns"]),
+        test_name="proof" if proves else "test",
     )
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from hplm.errors import CorruptRegistryError, MissingArtifactError, MissingRegistryError
 from hplm.registry.registry import Registry
+from hplm.store.cascade_outputs import outputs_of
 from hplm.store.layout import Store
 from hplm_cli import make_app
 from tests.unit.hplm.registry.making import NOW_S, put_bank, put_base, put_plot, put_tenant
@@ -40,6 +41,11 @@ def test_a_store_from_before_the_registry_is_adopted_checked_and_shown(store: St
     assert "3 tenants" in shown
     assert "general" in shown
     assert "last jobs: none" in shown
+
+
+def test_adopt_names_tenants_whose_cascade_was_lost_with_the_registry(store: Store) -> None:
+    outputs_of(store.path("tenants/films/1")).mkdir()
+    assert "tenant films: its cascade and promise are lost" in " ".join(hplm_store(store, "adopt").output.split())
 
 
 def test_verify_lists_what_is_wrong_and_ends_with_status_1(store: Store) -> None:

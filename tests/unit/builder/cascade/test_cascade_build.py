@@ -22,6 +22,7 @@ from hplm_builder.cascade.cascade_build import (
 )
 from hplm_builder.cascade.levels import Level, LevelInput
 from hplm_builder.cascade.outputs import ALPHAS, compute_part, load_outputs, save_outputs
+from hplm_builder.cascade.used_texts import checksum, load_used, used_by
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.tenants.finetune import TrainSettings
 from hplm_builder.tenants.tenant_build import train_tenant
@@ -243,8 +244,22 @@ def test_proof_examples_that_train_or_select_are_left_out(data: LabelledData) ->
     assert kept == data
     assert proof == [new]
     assert warnings == ["2 of 3 proof examples also train or select, so they prove nothing"]
-    with pytest.raises(DataError, match="no examples that prove the accuracy are left"):
+    with pytest.raises(
+        DataError, match=r"3 of 3 proof examples also train .*; no examples that prove the accuracy are left"
+    ):
         set_aside(data, data.train[:3], seed=0)
+
+
+def test_proof_examples_that_trained_an_earlier_version_are_left_out(
+    built: BuiltCascade, data: LabelledData, tmp_path: Path
+) -> None:
+    new, earlier = LabelledText("the blue bird", "blue"), LabelledText("an earlier text", "red")
+    save_outputs(tmp_path / "outputs", built.outputs, used_by(replace(data, train=[earlier])))
+    used = load_used(tmp_path / "outputs")
+    assert used == {checksum(example) for example in (earlier, *data.dev)}
+    _, proof, warnings = set_aside(data, [earlier, new], seed=0, used=used)
+    assert proof == [new]
+    assert warnings == ["1 of 2 proof examples have trained or selected an earlier version, so they prove nothing"]
 
 
 def test_a_regression_is_refused(data: LabelledData) -> None:

@@ -224,7 +224,7 @@ def test_an_update_makes_and_proves_all_levels_again(service: ManageService, sto
 def test_an_update_that_makes_no_level_better_publishes_nothing(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
-    data = files(service, train=rows(60, 1))
+    data = files(service, train=rows(60, 1), proof=rows(20, 2))
     settings = {"epochs": 1, "learning_rates": [1e-7]}
     job = str(
         ask(service, "tenant.update", tenant="acme", data=data, settings=settings, target={"accuracy": 0.1})["job"]
@@ -252,6 +252,27 @@ def test_an_update_that_breaks_the_contract_publishes_nothing_and_says_why(
     assert "version 2 stays" in result["why"]
     assert show(service) == before
     check_clean(store, registry)
+
+
+def test_an_update_is_not_proved_on_texts_that_trained_the_version_before_it(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    # `rows(160, 1)` trained the tenant.
+    data = files(service, train=rows(160, 5), proof=rows(160, 1))
+    job = str(ask(service, "tenant.update", tenant="acme", data=data, settings=LEARNING)["job"])
+    work(store)
+    assert "160 of 160 proof examples have trained or selected an earlier version" in failure(registry, job, "BAD_DATA")
+    check_clean(store, registry)
+
+
+@EMPTY
+def test_a_proof_with_other_labels_is_refused_before_training(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    data = files(service, train=rows(60, 1), proof="text,label\nsome words,green\n")
+    job = str(ask(service, "tenant.create", tenant="acme", data=data, levels=BASES, settings=LEARNING)["job"])
+    work(store)
+    assert "the proof data has labels that the train data lacks: green" in failure(registry, job, "BAD_DATA")
 
 
 @EMPTY
