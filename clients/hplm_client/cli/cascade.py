@@ -30,10 +30,10 @@ def cascade_lines(cascade: Cascade) -> Iterator[str]:
         f"promise: accuracy {promise['accuracy']:.3f} ({promise['right']:,} of {promise['examples']:,} examples right), "
         f"mean latency {promise['latency_ms']:.1f} ms expected; asked for: {_asked(promise)}"
     )
-    yield (
-        f"texts that cannot be re-routed in time: {plan['on_late']}; "
-        + ("every text above the cut-off is answered" if plan["deterministic"] else "some texts above the cut-off too")
-    )
+    if len(plan["levels"]) > 1:
+        above = "no text" if plan["deterministic"] else "a few texts"
+        late = "answered by the level before" if plan["on_late"] == "answer" else "refused"
+        yield f"re-routed: texts up to the cut-off, and {above} above it; texts for which the next level is late: {late}"
 
 
 def candidate_lines(candidates: Sequence[Mapping[str, Any]]) -> Iterator[str]:

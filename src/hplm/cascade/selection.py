@@ -72,10 +72,12 @@ def select_candidate(
     if (right := math.floor(cautious(best) * proof_examples)) > 0:
         bound = float(proved_accuracy(right, proof_examples))
         offers.append(_offer(_floor(min(bound, accuracy)), best.latency_ms))
-    raise ContractError(
-        f"{_asked(target)} cannot be promised: {_too_few(best.accuracy, accuracy, proof_examples)}; "
-        f"the nearest offer is {' or '.join(offers) or 'a promise without a target'}"
-    )
+    why = _too_few(best.accuracy, accuracy, proof_examples, "" if target.latency_ms is None else " within that time")
+    if not fast:
+        why = f"the fastest candidate takes {_ceil(min(candidates, key=_speed).latency_ms)} ms"
+    # Both offers are the same if the fastest candidate is also the most accurate one.
+    nearest = " or ".join(dict.fromkeys(offers)) or "a promise without a target"
+    raise ContractError(f"{_asked(target)} cannot be promised: {why}; the nearest offer is {nearest}")
 
 
 def broken_promise(
@@ -97,15 +99,18 @@ def broken_promise(
     )
 
 
-def _too_few(expected: float, accuracy: float, examples: int) -> str:
-    """Return why the best candidate, whose accuracy on dev is `expected`, does not prove the accuracy."""
+def _too_few(expected: float, accuracy: float, examples: int, within: str) -> str:
+    """Return why the best candidate, whose accuracy on dev is `expected`, does not prove the accuracy.
+
+    `within` says which candidates are meant.
+    """
     number = examples_needed(accuracy, expected) if expected > accuracy else None
     if number and number > examples:
         return (
             f"{examples:,} proof examples are too few, about {number:,} are needed if {expected:.3f} of them are right, "
             "as on dev"
         )
-    return f"the best accuracy on dev is {expected:.3f}"
+    return f"the best accuracy on dev{within} is {expected:.3f}"
 
 
 def _offer_of_time(candidates: Sequence[Candidate]) -> str:
@@ -123,8 +128,12 @@ def _asked(target: CascadeTarget) -> str:
 
 
 def _offer(accuracy: str, latency_ms: float) -> str:
+    return f"accuracy {accuracy} within {_ceil(latency_ms)} ms"
+
+
+def _ceil(latency_ms: float) -> str:
     # The time is rounded up, so that asking for the offer is enough.
-    return f"accuracy {accuracy} within {math.ceil(latency_ms * 10) / 10:g} ms"
+    return f"{math.ceil(latency_ms * 10) / 10:g}"
 
 
 def _floor(accuracy: float) -> str:

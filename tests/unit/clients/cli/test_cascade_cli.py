@@ -36,11 +36,17 @@ def candidate(*levels: str, accuracy: float, ms: float, chosen: bool = False) ->
 
 
 def test_a_cascade_is_told_with_its_promise_and_whether_it_is_in_force() -> None:
-    first, promise, _ = cascade_lines(Cascade(True, {"small": 3, "large": 4}, plan=PLAN))
+    first, promise, dispatch = cascade_lines(Cascade(True, {"small": 3, "large": 4}, plan=PLAN))
     assert first == "cascade: small 3 -> large 4 (in force)"
     assert promise == (
         "promise: accuracy 0.901 (935 of 1,000 examples right), mean latency 12.3 ms expected; asked for: accuracy 0.9"
     )
+    assert dispatch == (
+        "re-routed: texts up to the cut-off, and a few texts above it; texts for which the next level is late: answered by the "
+        "level before"
+    )
+    # A plan of one level re-routes nothing.
+    assert len([*cascade_lines(Cascade(True, {"small": 3}, plan={**PLAN, "levels": PLAN["levels"][:1]}))]) == 2
     first, unused, *_ = cascade_lines(Cascade(False, {"small": 3, "large": 4, "huge": 5}, ("large",), PLAN))
     assert "out of force: other versions over large" in first
     assert unused == "trained and not used: huge"

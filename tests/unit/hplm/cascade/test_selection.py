@@ -48,6 +48,16 @@ def test_the_offer_for_an_accuracy_that_is_too_slow_names_the_time_it_takes() ->
     assert "the nearest offer is accuracy 0.900 within 40 ms or accuracy 0.8" in str(refused.value)
 
 
+def test_a_refusal_for_the_time_says_so_and_makes_each_offer_once() -> None:
+    with pytest.raises(
+        ContractError, match=r"the fastest candidate takes 10 ms; the nearest offer is .* within 40 ms$"
+    ) as no:
+        selected(CascadeTarget(accuracy=0.90, latency_ms=1.0))
+    assert str(no.value).count("accuracy 0.900 within") == 2
+    with pytest.raises(ContractError, match=r"the best accuracy on dev within that time is 0\.880"):
+        selected(CascadeTarget(accuracy=0.90, latency_ms=25.0))
+
+
 def test_an_offer_of_less_accuracy_is_accepted_when_it_is_asked_for() -> None:
     with pytest.raises(ContractError) as refused:
         selected(CascadeTarget(accuracy=0.97))
