@@ -312,7 +312,7 @@ def _unchanged(job: Job, context: JobContext, task: _CascadeTask, why: str) -> d
         "tenant": name,
         "version": version,
         "published": False,
-        "why": f"{why}: version {version} stays",
+        "why": f"{why}: version {version} stays, with its target",
         "levels": expected,
     }
 

@@ -21,7 +21,11 @@ def cascade_lines(cascade: Cascade) -> Iterator[str]:
     if plan is None:
         yield f"cascade: out of force; no version keeps its plan over {', '.join(cascade.levels)}"
         return
-    state = "in force" if cascade.in_force else f"out of force: other versions over {', '.join(cascade.lost)}"
+    state = (
+        "in force"
+        if cascade.in_force
+        else f"out of force: its versions over {', '.join(cascade.lost)} are no longer served"
+    )
     yield f"cascade: {' -> '.join(_level(level) for level in plan['levels'])} ({state})"
     if unused := [base for base in cascade.levels if base not in {level["base"] for level in plan["levels"]}]:
         yield f"trained and not used: {', '.join(unused)}"

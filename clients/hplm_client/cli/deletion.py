@@ -15,12 +15,12 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 def delete_confirmed(kind: str, name: str, url: str, *, yes: bool, as_json: bool, **base: str | None) -> None:
     """Delete a tenant or domain, after a question unless `yes`. Ends the program unless the answer is yes."""
     request = {kind: name, **base}
+    over = f" over base {base['base']}" if base.get("base") else ""
     with open_client(url) as client:
         if not yes:
             # A wrong name is an error before the question.
             client.ask(f"{kind}.show", **request)
             try:
-                over = f" over base {base['base']}" if base.get("base") else ""
                 is_confirmed = typer.confirm(f"Delete {kind} {name} with all its versions{over}?", err=True)
             except typer.Abort:
                 console().print("Nothing was done. If no person can answer, give --yes.")
@@ -29,4 +29,4 @@ def delete_confirmed(kind: str, name: str, url: str, *, yes: bool, as_json: bool
                 console().print("Nothing was done.")
                 raise typer.Abort
         client.ask(f"{kind}.delete", **request)
-    print_outcome({kind: name}, f"{kind} {name} is deleted", as_json)
+    print_outcome({kind: name}, f"{kind} {name} is deleted{over}", as_json)

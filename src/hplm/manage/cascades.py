@@ -80,7 +80,7 @@ def of_levels(
 def _state(tenant: str, cascade: CascadeRecord | None) -> str:
     if cascade is None:
         return f"tenant {tenant!r} has no cascade: create a tenant with `levels` (`hplm tenant create --levels`)"
-    lost = f", because other versions are served over {', '.join(cascade.lost)}" if cascade.lost else ""
+    lost = f", because its versions over {', '.join(cascade.lost)} are no longer served" if cascade.lost else ""
     return (
         f"the cascade of tenant {tenant!r} is out of force{lost}: roll back to a version of it, or delete the tenant and "
         "create it again"

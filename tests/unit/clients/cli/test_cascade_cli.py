@@ -48,7 +48,7 @@ def test_a_cascade_is_told_with_its_promise_and_whether_it_is_in_force() -> None
     # A plan of one level re-routes nothing.
     assert len([*cascade_lines(Cascade(True, {"small": 3}, plan={**PLAN, "levels": PLAN["levels"][:1]}))]) == 2
     first, unused, *_ = cascade_lines(Cascade(False, {"small": 3, "large": 4, "huge": 5}, ("large",), PLAN))
-    assert "out of force: other versions over large" in first
+    assert "out of force: its versions over large are no longer served" in first
     assert unused == "trained and not used: huge"
     (line,) = cascade_lines(Cascade(False, {"small": 3, "large": 4}, ("large",)))
     assert line == "cascade: out of force; no version keeps its plan over small, large"

@@ -231,7 +231,10 @@ def test_an_update_that_makes_no_level_better_publishes_nothing(
     )
     work(store)
     result = result_of(registry, job)
-    assert (result["published"], result["why"]) == (False, "no level is better on dev: version 2 stays")
+    assert (result["published"], result["why"]) == (
+        False,
+        "no level is better on dev: version 2 stays, with its target",
+    )
     check_clean(store, registry)
 
 
@@ -345,7 +348,7 @@ def test_a_cascade_is_changed_as_one_or_not_at_all(service: ManageService, store
     ask(service, "tenant.delete", tenant="acme", base="tiny")
     cascade = show(service)["cascade"]
     assert (cascade["in_force"], cascade["lost"]) == (False, ["tiny"])
-    with pytest.raises(ConflictError, match="out of force, because other versions are served over tiny"):
+    with pytest.raises(ConflictError, match="out of force, because its versions over tiny are no longer served"):
         ask(service, "tenant.target", tenant="acme", target={})
     with pytest.raises(BadManageRequestError, match="are for a cascade"):
         ask(service, "tenant.update", tenant="acme", data=data, target={"accuracy": 0.5})
