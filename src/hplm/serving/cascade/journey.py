@@ -153,7 +153,8 @@ class Journey(LevelClient):
         if deadline_s is not None:
             deadline_s -= ANSWER_S
             due_s = self._request.arrived_s + deadline_s
-            expected_s = self._shared.times.expected_s(level.base, now_s, self._plan.promise.latency_ms / 1000)
+            default_s = self._plan.promise.latency_ms / 1000
+            expected_s = self._shared.times.expected_s(level.base, self._tenant, now_s, default_s)
             if due_s - now_s < expected_s:
                 return self._without_next("no_time", DeadlineError(LATE))
             if self._alarm is None:
@@ -207,7 +208,7 @@ class Journey(LevelClient):
 
     def _note_time(self) -> None:
         base, now_s = self._plan.levels[len(self._answers)].base, time.monotonic()
-        self._shared.times.add(base, now_s - self._sent_s, now_s)
+        self._shared.times.add(base, self._tenant, now_s - self._sent_s, now_s)
 
     def _finish(self, result: CascadeAnswer | HplmError) -> None:
         with self._lock:
