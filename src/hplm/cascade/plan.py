@@ -89,6 +89,11 @@ class CascadePlan:
                 raise ConfigError(f"level {place} needs {place} weights whose sum is 1, got {level.weights}")
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether an answer may depend on the logits of levels before the last one that answered. No tagging's does."""
+        return any(any(level.weights[:-1]) for level in self.levels)
+
+    @property
     def dev_confidence(self) -> float | None:
         """The mean calibrated confidence of the first level on dev examples, from `about`; None if it was not kept.
 

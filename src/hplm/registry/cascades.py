@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from hplm.cascade.plan import CascadePlan
 from hplm.core.numbers import finite
-from hplm.errors import InternalError, UnknownTenantError
+from hplm.errors import ConfigError, InternalError, UnknownTenantError
 from hplm.registry.database import RegistryPart, bump
 from hplm.registry.domains import check_kept
 from hplm.registry.jobs import move_queued_updates
@@ -23,6 +23,7 @@ from hplm.registry.schema import tenant_bases, tenant_versions, tenants
 from hplm.registry.tenant_bases import IS_CURRENT, numbers_by_tenant, serve, tenant_row, version_values
 from hplm.registry.versions import check_expected, check_unpublished
 from hplm.runtime.crash_points import crash_point
+from hplm.runtime.rate_limited_log import log_rate_limited
 
 # The tenant, base, number and `cascade` of a current version.
 CurrentVersion = tuple[str, str, int, dict[str, Any] | None]
@@ -107,7 +108,11 @@ class Cascades(RegistryPart):
 
 
 def plans_in_force(rows: Iterable[CurrentVersion]) -> dict[str, CascadePlan]:
-    """Return the plans in force by tenant, from all current versions of the tenants."""
+    """Return the plans in force by tenant, from all current versions of the tenants.
+
+    A plan that this version of hplm cannot read, such as one that a newer version has published, is left out and logged: it
+    must not keep the changes of all other tenants from a serving process.
+    """
     listed = list(rows)
     with_plan = [(name, cascade) for name, _, _, cascade in listed if cascade is not None and cascade["plan"]]
     if not with_plan:
@@ -115,7 +120,11 @@ def plans_in_force(rows: Iterable[CurrentVersion]) -> dict[str, CascadePlan]:
     current = {(name, base): number for name, base, number, _ in listed}
     found: dict[str, CascadePlan] = {}
     for name, cascade in with_plan:
-        plan = _plan(cascade, name)
+        try:
+            plan = _plan(cascade, name)
+        except ConfigError as error:
+            log_rate_limited(f"tenant {name} is served without its cascade, because its plan cannot be read: {error}")
+            continue
         if plan is not None and all(current.get((name, base)) == n for base, n in cascade["levels"].items()):
             found[name] = plan
     return found

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from hplm.cascade.plan import CascadePlan
 from hplm.cascade.weighting import log_probabilities, weighted
 from hplm.core import wire
-from hplm.errors import InternalError
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.routing.call_tensors import RouteAnswer, response_outputs
+from hplm.tasks.task import softmax
 
 
 class CascadeAnswer(NamedTuple):
@@ -41,17 +42,15 @@ def combined(
     """Return the answer to a text that these levels of a plan have answered, the first level first.
 
     `labels` in the order of the logits: then several levels answer together, and the logits are logarithms of probabilities.
-    Without `labels` the last level's answer stands. Raises InternalError if the levels have different labels.
+    Without `labels`, or if a level has other labels, the last level's answer stands. Levels have other labels for a moment
+    while an update of the tenant with new labels is published, because each process follows the registry by itself.
     """
     place = len(answers) - 1
     level, last = plan.levels[place], answers[place]
-    if not place or labels is None:
+    if labels is None or not any(level.weights[:-1]) or (logits := _logits_of(answers, labels)) is None:
         assert last.dispatched is not None
         own = last if with_logits else last._replace(logits=None)
         return CascadeAnswer(own, level.base, last.dispatched.confidence, place, is_late)
-    logits = [answer.logits for answer in answers if answer.logits is not None]
-    if len(logits) < len(answers) or {one.shape for one in logits} != {(1, len(labels))}:
-        raise InternalError("the levels of this tenant have different labels, because it is being updated; try again")
     temperatures = [level.dispatch.temperature for level in plan.levels[: place + 1]]
     probabilities = weighted(logits, temperatures, level.weights)
     best = int(probabilities.argmax())
@@ -64,6 +63,25 @@ def combined(
         log_probabilities(probabilities)[None] if with_logits else None,
     )
     return CascadeAnswer(together, level.base, float(probabilities[best]), place, is_late)
+
+
+def _logits_of(answers: Sequence[RouteAnswer], labels: Sequence[bytes]) -> list[npt.NDArray[Any]] | None:
+    """Return the logits `[1, labels]` of each level; None if a level's answer shows that its labels are others."""
+    found = []
+    for answer in answers:
+        logits = answer.logits
+        # The level names its best label itself, so labels in another order show too.
+        if (
+            logits is None
+            or logits.shape != (1, len(labels))
+            or answer.labels[0] != labels[int(softmax(logits[0]).argmax())]
+        ):
+            log_rate_limited(
+                "cascade: levels of a tenant have different labels, as in an update; the last answers alone"
+            )
+            return None
+        found.append(logits)
+    return found
 
 
 def cascade_outputs(answers: Sequence[CascadeAnswer]) -> dict[str, npt.NDArray[Any]]:

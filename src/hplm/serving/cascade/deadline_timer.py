@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable
 
 from hplm.runtime.rate_limited_log import log_rate_limited
+
+# The longest wait for an alarm, in seconds. A client may set a timeout of a thousand centuries, and Python refuses such a wait.
+MOST_WAIT_S = 3600.0
+# Alarms that were called off are taken out once they are half of all, from this number of alarms on.
+LEAST_SWEPT = 1024
 
 
 class Alarm:
@@ -17,6 +21,11 @@ class Alarm:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring: Callable[[], None] | None = ring
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the alarm is called off."""
+        return self._ring is None
 
     def call_off(self) -> None:
         """Forget the function, and with it the text that it holds in memory."""
@@ -33,6 +42,8 @@ class DeadlineTimer:
 
     def __init__(self) -> None:
         self._alarms: list[tuple[float, int, Alarm]] = []
+        # The number of alarms at which those that are off are taken out. Clients choose how far away an alarm is.
+        self._sweep_at = LEAST_SWEPT
         self._ids = itertools.count()
         self._changed = threading.Condition()
         self._is_stopping = False
@@ -43,10 +54,17 @@ class DeadlineTimer:
         """Call `ring` at a time of the monotonic clock, or at once if it has passed. Return the alarm."""
         alarm = Alarm(ring)
         with self._changed:
+            if len(self._alarms) >= self._sweep_at:
+                self._alarms = [entry for entry in self._alarms if not entry[2].is_off]
+                heapq.heapify(self._alarms)
+                self._sweep_at = max(LEAST_SWEPT, 2 * len(self._alarms))
             heapq.heappush(self._alarms, (at_s, next(self._ids), alarm))
             if self._alarms[0][2] is alarm:
                 self._changed.notify()
         return alarm
+
+    def __len__(self) -> int:
+        return len(self._alarms)
 
     def stop(self) -> None:
         """End the thread. Alarms that have not rung never ring."""
@@ -74,6 +92,6 @@ class DeadlineTimer:
                     due.append(heapq.heappop(self._alarms)[2])
                 if due:
                     return due
-                next_s = self._alarms[0][0] if self._alarms else math.inf
-                self._changed.wait(None if next_s == math.inf else next_s - now_s)
+                left_s = self._alarms[0][0] - now_s if self._alarms else MOST_WAIT_S
+                self._changed.wait(min(left_s, MOST_WAIT_S))
         return None

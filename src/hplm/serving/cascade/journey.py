@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hplm.cascade.dispatch import DETERMINISTIC, DispatchInput, draw_of
 from hplm.cascade.plan import CascadePlan
 from hplm.cascade.pruning import prune
-from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError
+from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, UnknownTenantError
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.cascade.answers import CascadeAnswer, combined
 from hplm.serving.cascade.cascade_counts import CascadeCounts
@@ -72,15 +72,21 @@ class Journey(LevelClient):
         plan: CascadePlan,
         routes: Sequence[ModelRoute],
         labels: Callable[[], Sequence[bytes] | None],
+        alone: Callable[[], None],
         shared: Equipment,
     ) -> None:
-        """`routes`: the route of each level. `labels` returns the labels of a classification, None for another task."""
+        """`routes`: the route of each level. `labels` returns the labels of a classification, None for another task.
+
+        `alone` sends the request to the tenant's default base, without the plan. It raises the error of a request that is
+        refused at once.
+        """
         super().__init__(request.client)
         self._request = request
         self._tenant = tenant
         self._plan = plan
         self._routes = routes
         self._labels = labels
+        self._alone = alone
         self._shared = shared
         # Texts as the current level reads them.
         self._texts = request.item.texts
@@ -121,6 +127,10 @@ class Journey(LevelClient):
             return None
         place = len(self._answers)
         if isinstance(answer, HplmError):
+            if not place and isinstance(answer, UnknownTenantError):
+                # The level's process has read the registry before this one: the tenant is no longer over the level's base.
+                self._alone()
+                return None
             is_gone = isinstance(answer, CancelledError)
             return self._without_next(answer.code.lower(), answer) if place and not is_gone else answer
         base = self._plan.levels[place].base
@@ -143,7 +153,8 @@ class Journey(LevelClient):
         if deadline_s is not None:
             deadline_s -= ANSWER_S
             due_s = self._request.arrived_s + deadline_s
-            expected_s = self._shared.times.expected_s(level.base, now_s, self._plan.promise.latency_ms / 1000)
+            default_s = self._plan.promise.latency_ms / 1000
+            expected_s = self._shared.times.expected_s(level.base, self._tenant, now_s, default_s)
             if due_s - now_s < expected_s:
                 return self._without_next("no_time", DeadlineError(LATE))
             if self._alarm is None:
@@ -166,8 +177,8 @@ class Journey(LevelClient):
         sent = DispatchInput.of(
             dispatch, draw, is_last=not following, wants_importance=bool(following and following[0].alpha > 0)
         )
-        # The answers of several levels are weighted by their logits.
-        item = RouteInput(self._texts, request.item.with_logits or len(plan.levels) > 1, sent)
+        # The answers of several levels are weighted by their logits. A tagging's would fill up those of all texts of a call.
+        item = RouteInput(self._texts, request.item.with_logits or plan.is_weighted, sent)
         self._sent_s = time.monotonic()
         route: RouteRequest = Request(item, request.tenant, deadline_s, request.arrived_s, self)
         self._routes[place].submit(route, self._tenant)
@@ -197,7 +208,7 @@ class Journey(LevelClient):
 
     def _note_time(self) -> None:
         base, now_s = self._plan.levels[len(self._answers)].base, time.monotonic()
-        self._shared.times.add(base, now_s - self._sent_s, now_s)
+        self._shared.times.add(base, self._tenant, now_s - self._sent_s, now_s)
 
     def _finish(self, result: CascadeAnswer | HplmError) -> None:
         with self._lock:

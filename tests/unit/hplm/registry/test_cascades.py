@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
 from hplm.errors import ConfigError, ConflictError, DomainInUseError, InternalError, UnknownVersionError
+from hplm.registry.cascades import plans_in_force
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import DomainVersion, NewLevel
 from hplm.registry.registry import Registry
@@ -277,3 +279,13 @@ def test_old_versions_of_a_domain_stay_while_a_job_over_a_level_runs(
     submit_update(registry, b="law", c="general-c")
     assert registry.claim_job("w", NOW_S, 60.0) is not None
     assert registry.retire(1, LATER_S, base="b") == 0
+
+
+def test_a_plan_of_a_newer_hplm_leaves_its_tenant_to_the_default_base_and_keeps_no_other_tenants_changes() -> None:
+    readable = make_plan({"b": 1})
+    newer = {**readable.to_json(), "invented_later": 1}
+    rows = [
+        (name, "b", 1, {"levels": {"b": 1}, "plan": plan})
+        for name, plan in (("films", newer), ("books", readable.to_json()))
+    ]
+    assert plans_in_force(json.loads(json.dumps(rows))) == {"books": readable}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -48,11 +49,12 @@ def plan_of(*levels: LevelPlan, latency_ms: float = 1.0, **settings: Any) -> Cas
 
 
 class Level:
-    """A level that is sure of a text to the degree that the text's last word says, and calls each text `yes`."""
+    """A level that calls a text `yes` with the probability that is the text's last word, and is as sure of it."""
 
     def __init__(self, base: str, *, calls: int = 1, capacity: int = 100) -> None:
         self.texts: list[tuple[bytes, ...]] = []
         self.dispatch: list[list[float]] = []
+        self.outputs: list[list[str]] = []
         self.error: Exception | None = None
         self.free = threading.Event()
         self.free.set()
@@ -64,6 +66,7 @@ class Level:
         rows = inputs[wire.TEXT].tolist()
         self.texts += map(tuple, rows)
         self.dispatch += inputs[wire.DISPATCH].tolist()
+        self.outputs.append(list(names))
         assert self.free.wait(60)
         if self.error is not None:
             raise self.error
@@ -75,7 +78,10 @@ class Level:
             for row, goes, one in zip(rows, route, sent, strict=True)
         ]
         found = labelled(
-            [[LabelledSpan("yes", confidence, 0, len(row[0]))] for row, confidence in zip(rows, sure, strict=True)]
+            [
+                [LabelledSpan("yes" if confidence > 0.5 else "no", confidence, 0, len(row[0]))]
+                for row, confidence in zip(rows, sure, strict=True)
+            ]
         )
         logits = [np.array([[0.0, np.log(confidence / (1 - confidence))]], np.float32) for confidence in sure]
         return found | {
@@ -102,6 +108,7 @@ class Cascade:
     def __init__(self) -> None:
         self.levels: dict[str, Level] = {}
         self.counts, self.times, self.timer = CascadeCounts(), RecentTimes(), DeadlineTimer()
+        self.labels: Sequence[bytes] | None = LABELS
 
     def level(self, base: str, **options: Any) -> Level:
         self.levels[base] = Level(base, **options)
@@ -116,7 +123,7 @@ class Cascade:
         made: CascadeRequest = Request(item, b"acme", client=CallbackClient(answer.set_result), **request)
         routes = [self.levels[level.base].route for level in plan.levels]
         shared = Equipment(self.counts, self.times, self.timer, self._finish)
-        Journey(made, "acme", plan, routes, lambda: LABELS, shared).begin()
+        Journey(made, "acme", plan, routes, lambda: self.labels, lambda: answer.set_result("alone"), shared).begin()
         return answer
 
     def ask(self, text: str | tuple[str, str], plan: CascadePlan, **options: Any) -> CascadeAnswer:
@@ -280,30 +287,40 @@ def test_a_level_that_hangs_is_given_up_in_time_and_soon_not_asked_any_more(casc
     assert cascade.counts.late["gave_up"] >= LEAST_TIMES
 
 
-def test_labels_that_differ_between_levels_are_an_error_and_not_a_wrong_answer(cascade: Cascade) -> None:
+@pytest.mark.parametrize("labels", [(b"a", b"b", b"c"), (b"yes", b"no")], ids=["other labels", "another order"])
+def test_levels_with_different_labels_while_an_update_is_published_are_answered_by_the_last_level(
+    cascade: Cascade, labels: tuple[bytes, ...]
+) -> None:
     cascade.level("small")
     cascade.level("large")
-    answer: Future[Any] = Future()
-    item = RouteInput((b"red 0.25",), False)
-    request: CascadeRequest = Request(item, b"acme", client=CallbackClient(answer.set_result))
-    routes = [cascade.levels[base].route for base in ("small", "large")]
-    shared = Equipment(cascade.counts, cascade.times, cascade.timer, lambda request, result: request.reply(result))
-    Journey(request, "acme", plan_of(*TWO), routes, lambda: (b"a", b"b", b"c"), shared).begin()
-    assert isinstance(answer.result(60), errors.InternalError)
+    cascade.labels = labels
+    answer = cascade.ask("red 0.25", plan_of(*TWO))
+    assert (answer.level, answer.confidence, answer.reroutes) == ("large", 0.25, 1)
+    assert answer.answer.labels.tolist() == [b"no"]
 
 
 def test_a_tagging_is_answered_by_the_last_level(cascade: Cascade) -> None:
     cascade.level("small")
     cascade.level("large")
-    answer: Future[Any] = Future()
-    request: CascadeRequest = Request(
-        RouteInput((b"red 0.25",), False), b"acme", client=CallbackClient(answer.set_result)
-    )
-    routes = [cascade.levels[base].route for base in ("small", "large")]
-    shared = Equipment(cascade.counts, cascade.times, cascade.timer, lambda request, result: request.reply(result))
-    Journey(request, "acme", plan_of(*TWO), routes, lambda: None, shared).begin()
-    found = answer.result(60)
-    assert (found.level, found.confidence, found.answer.labels.tolist()) == ("large", 0.25, [b"yes"])
+    cascade.labels = None
+    answer = cascade.ask("red 0.25", plan_of(*TWO))
+    assert (answer.level, answer.confidence, answer.answer.labels.tolist()) == ("large", 0.25, [b"no"])
+
+
+def test_logits_are_asked_for_only_if_answers_are_weighted(cascade: Cascade) -> None:
+    small = cascade.level("small")
+    cascade.level("large")
+    alone = replace(TWO[1], weights=(0.0, 1.0))
+    assert cascade.ask("red 0.25", plan_of(TWO[0], alone)).level == "large"
+    assert wire.LOGITS not in small.outputs[-1]
+    cascade.ask("red 0.25", plan_of(*TWO))
+    assert wire.LOGITS in small.outputs[-1]
+
+
+def test_a_tenant_that_the_first_level_does_not_know_any_more_is_answered_by_its_default_base(cascade: Cascade) -> None:
+    cascade.level("small").error = errors.UnknownTenantError("there is no tenant 'acme'")
+    cascade.level("large")
+    assert cascade.submit("red 0.25", plan_of(*TWO)).result(60) == "alone"
 
 
 def test_answers_of_one_two_and_three_levels_make_one_response(cascade: Cascade) -> None:
@@ -328,6 +345,23 @@ def test_confidences_are_counted_as_prometheus_counts_them_and_drift_is_their_me
     assert [found[f"{end:g}"] for end in BUCKETS] == [1, 2, 2, 2, 2, 2, 2, 2, 3, 4]
     assert found["+Inf"] == 4
     assert counts.drift()["small"] == pytest.approx((0.2 + 0.5 + 0.97) / 3 - 0.5, abs=1e-3)
+
+
+def test_alarms_ring_after_one_that_is_further_away_than_python_can_wait() -> None:
+    timer, rung = DeadlineTimer(), threading.Event()
+    timer.add(2**63 / 1e6, lambda: None)
+    time.sleep(0.05)
+    timer.add(0.0, rung.set)
+    assert rung.wait(10)
+    timer.stop()
+
+
+def test_alarms_that_are_called_off_do_not_pile_up_until_their_time() -> None:
+    timer = DeadlineTimer()
+    for _ in range(5000):
+        timer.add(float("inf"), lambda: None).call_off()
+    assert len(timer) < 2000
+    timer.stop()
 
 
 def test_an_alarm_that_is_called_off_does_not_ring() -> None:
