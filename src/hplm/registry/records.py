@@ -179,7 +179,7 @@ class WithdrawnTenant:
 class Changes:
     """The changes up to `generation`. If `full`, `published` is everything that exists.
 
-    A tenant that changed over one base is told over all its bases. `plans` are those in force, of tenants that changed.
+    If a tenant changed over one base, `published` has all its bases. `plans` has the plans in force of tenants that changed.
     """
 
     generation: int
