@@ -19,9 +19,12 @@ install: $(VENV)/.installed ## make .venv and install hplm with everything it ne
 serve: install ## build the demo if there is none, start Triton, serve until Ctrl-C (ARGS=--check: try and stop)
 	@exec $(BIN)/hplm serve $(ARGS)
 
+# Files with tests that need a quiet machine. Reading all other test files once more takes ten seconds.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
+
 test: install check ## run every check and test, with a real Triton server
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone' $(ARGS)
-	$(BIN)/pytest -m alone $(ARGS)
+	$(BIN)/pytest -m alone $(ALONE) $(ARGS)
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .
