@@ -116,9 +116,11 @@ def test_what_reads_a_file_for_clients_too_needs_the_standard_library_alone() ->
 
 
 def test_only_the_translation_modules_import_tritons_python_module() -> None:
-    users = {
-        p.name for p in ROOT.rglob("*.py") if ".venv" not in p.parts and "triton_python_backend_utils" in imports_of(p)
-    }
+    module = "triton_python_backend_utils"
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name != ".venv"]
+    # A file without the name is not parsed: there are hundreds of files.
+    named = [path for folder in folders for path in folder.rglob("*.py") if module in path.read_text()]
+    users = {path.name for path in named if module in imports_of(path)}
     assert users == {"translate.py", "metrics.py", "kept_requests.py", "finished_requests.py", "model_calls.py"}
 
 
