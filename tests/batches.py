@@ -38,7 +38,7 @@ def compute(stage: Stage[Input, Item, Answer], requests: Iterable[Request[Input,
         except HplmError as error:
             answers[index] = for_the_wire(error, request.tenant)
     places = list(items)
-    for part, found in stage.run(list(items.values()), Batch(())):
+    for part, found in stage.run(list(items.values()), Batch((), students=(1,) * len(items))):
         answers.update(zip([places[i] for i in part], found, strict=True))
     return [answers[index] for index in range(len(answers))]
 

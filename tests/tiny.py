@@ -22,6 +22,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from hplm.adapters import bank_file
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
+from hplm.adapters.students import Form, OwnLayers, Students, no_adapter, own_shapes
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.core.roles import load_serving_settings
 from hplm.core.settings import REDUCTION_FACTOR, WHOLE, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
@@ -133,8 +134,8 @@ def sentences(count: int, seed: int = 0, words: tuple[int, int] = (1, 30)) -> li
     return [" ".join(rng.choice(WORDS, rng.integers(*words))) for _ in range(count)]
 
 
-def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
-    """A base of random weights, large enough that every part shows in the answer."""
+def make_base(store: Store, shape: BaseConfig, seed: int = 0, *, trunk_of: str = "") -> bases.Base:
+    """A base of random weights, large enough that every part shows in the answer; a trunk of the base `trunk_of` if named."""
     torch.manual_seed(seed)
     lower: torch.nn.Module
     if shape.is_whole:
@@ -147,7 +148,8 @@ def make_base(store: Store, shape: BaseConfig, seed: int = 0) -> bases.Base:
             if "norm" not in name:
                 torch.nn.init.normal_(parameter, std=0.2)
     made = tokenizer().to_str().encode()
-    bases.save(store.base(shape.name), shape, lower.state_dict(), upper.state_dict(), made, {})
+    meta = {"trunk": {"of": trunk_of}} if trunk_of else {}
+    bases.save(store.base(shape.name), shape, lower.state_dict(), upper.state_dict(), made, meta)
     return bases.load(store.base(shape.name))
 
 
@@ -198,6 +200,23 @@ def tenant_of(base: bases.Base, name: str, seed: int, like: str = "") -> Tenant:
         word_window=words,
     )
     return Tenant(card, pack(adapter), head)
+
+
+def students_of(
+    base: bases.Base, name: str, seed: int, count: int, form: Form = "shared", like: str = "alpha"
+) -> Tenant:
+    """A tenant with `count` students of random weights and the task of `like`; of adapters that differ, or of own layers."""
+    rng = np.random.default_rng(seed)
+    first, config = tenant_of(base, name, seed, like), base.config
+    alphas = np.concatenate([[1], rng.uniform(0.2, 1, count - 1)]).astype(np.float32)
+    scores = tuple(np.linspace(0.7, 0.8, count).tolist())
+    card = replace(first.card, students=count, student_form=form)
+    if form == "shared":
+        packed = (first.packed, *(pack(random_adapter(config, rng)) for _ in range(count - 1)))
+        return replace(first, card=card, students=Students(alphas, packed, None, scores))
+    shapes = own_shapes(config.upper_layers, config.hidden_size, config.intermediate_size)
+    own = OwnLayers(tuple(to_bfloat16(rng.normal(0, 0.2, (count, *shape))) for shape in shapes))
+    return replace(first, card=card, packed=no_adapter(config.hidden_size), students=Students(alphas, (), own, scores))
 
 
 def name_root(store: Store, base: bases.Base, domain: str = PLOT) -> None:

@@ -1,4 +1,4 @@
-"""Triton backend `fused`, look-up and encoder in one process: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, LOGITS.
+"""Triton backend `fused`, look-up and encoder in one process: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, STUDENTS, LOGITS.
 
 With DISPATCH also ROUTE, CONFIDENCE and IMPORTANCE.
 """
@@ -15,6 +15,7 @@ from hplm.triton.bridge import translate
 from hplm.triton.launcher.instances import count_sharing_processes
 from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.lookup_model import LookupModel
+from hplm.triton.stages.student_metrics import student_counters, student_gauges
 
 # The most seconds that a call is held. Requests that come meanwhile wait so much longer until they are admitted or refused.
 HOLD_S = 0.005
@@ -22,7 +23,7 @@ HOLD_S = 0.005
 
 class TritonPythonModel(LookupModel):
     def initialize(self, args):
-        translate.check_tensors(args, [wire.DISPATCH])
+        translate.check_tensors(args, [wire.DISPATCH, wire.STUDENTS])
         folder = translate.version_folder(args)
         settings = load_settings(FusedSettings, folder / "settings.json")
         device_index, instances = int(args["model_instance_device_id"]), translate.instances(args)
@@ -37,6 +38,8 @@ class TritonPythonModel(LookupModel):
             hold_s=HOLD_S if stage.engine.device.type == "cpu" else 0.0,
             events="Answers by outcome, batches, tokens, loads",
             waiting="Requests that wait for a batch or for files",
+            counters=student_counters(stage),
+            gauges=student_gauges(stage),
         )
 
     def read(self, request):

@@ -1,4 +1,4 @@
-"""Triton backend `route`: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, LOGITS of the model of the tenant's base."""
+"""Triton backend `route`: TEXT, TENANT -> LABEL, SCORE, SPAN, TRUNCATED, STUDENTS, LOGITS of the model of the tenant's base."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """Triton backend `upper`, the encode stage: HIDDEN or IDS, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, LOGITS.
 
-With DISPATCH also ROUTE, CONFIDENCE and IMPORTANCE.
+Also STUDENTS. With DISPATCH also ROUTE, CONFIDENCE and IMPORTANCE.
 """
 
 import time
@@ -17,6 +17,7 @@ from hplm.triton.bridge import translate
 from hplm.triton.launcher.instances import count_sharing_processes
 from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.stage_model import StageModel
+from hplm.triton.stages.student_metrics import student_counters, student_gauges
 
 # The most seconds that a call is held, so that what the look-up stage sends together comes in few calls. Requests that come
 # meanwhile may miss a batch that begins.
@@ -25,7 +26,7 @@ HOLD_S = 0.005
 
 class TritonPythonModel(StageModel):
     def initialize(self, args):
-        translate.check_tensors(args, [wire.REQUEST_META, wire.DISPATCH])
+        translate.check_tensors(args, [wire.REQUEST_META, wire.DISPATCH, wire.STUDENTS])
         folder = translate.version_folder(args)
         settings = load_settings(EncodeSettings, folder / "settings.json")
         device_index, instances = int(args["model_instance_device_id"]), translate.instances(args)
@@ -44,6 +45,8 @@ class TritonPythonModel(StageModel):
             },
             events="Answers by outcome, batches, tokens, loads",
             waiting="Requests that wait for a batch or for weights",
+            counters=student_counters(stage),
+            gauges=student_gauges(stage),
         )
 
     def read(self, request):

@@ -14,6 +14,7 @@ from hplm_client.infer_tensors import (
     TenantTextPair,
     infer_options,
     input_tensors,
+    metadata_options,
     parse_requests,
     predictions_from,
 )
@@ -76,8 +77,9 @@ class AsyncClient:
 
     async def _model(self, deadline_s: float | None) -> ChosenModel:
         """Return the model to call. Calls that begin before the server has said which models it has share one question."""
-        if (name := self._choice.name) is not None:
-            return ChosenModel(name)
+        name = self._choice.name
+        if name is not None and self._choice.knows_outputs(model := ChosenModel(name)):
+            return self._choice.with_outputs(model)
         if self._look is None:
             timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if deadline_s is None else deadline_s)
             self._look = asyncio.ensure_future(self._choose(timeout_s))
@@ -92,7 +94,18 @@ class AsyncClient:
         return None
 
     async def _choose(self, timeout_s: float) -> ChosenModel:
-        """Ask the server whether it has a model for all bases, and return the model to call."""
+        """Ask the server whether it has a model for all bases, and for the model's outputs; return the model to call."""
+        try:
+            model = await self._choose_name(timeout_s)
+            if not self._choice.knows_outputs(model):
+                await self._look_for_outputs(model, timeout_s)
+            return self._choice.with_outputs(model)
+        finally:
+            self._look = None
+
+    async def _choose_name(self, timeout_s: float) -> ChosenModel:
+        if (name := self._choice.name) is not None:
+            return ChosenModel(name)
         options = {"client_timeout": timeout_s} if self._is_grpc else {}
         try:
             return self._choice.choose(await asyncio.wait_for(self._first_ready(options), timeout_s))
@@ -102,8 +115,19 @@ class AsyncClient:
         except ForbiddenError:
             # A server may forbid this question and still answer requests.
             return self._choice.choose(None)
-        finally:
-            self._look = None
+
+    async def _look_for_outputs(self, model: ChosenModel, timeout_s: float) -> None:
+        """Ask the server for the outputs of a model. If no server answers, the call itself says what is wrong."""
+        options = metadata_options(self._is_grpc, timeout_s)
+        try:
+            with typed_answer(self.url):
+                asked = self._call(lambda: self._triton.get_model_metadata(model.name, **options))
+                self._choice.note_outputs(model, await asyncio.wait_for(asked, timeout_s))
+        except UnreachableError:
+            return
+        except HplmError:
+            # A server may forbid this question and still answer requests.
+            self._choice.note_outputs(model, {})
 
     async def predict(
         self,
@@ -132,13 +156,13 @@ class AsyncClient:
         with typed_errors(self.url):
             inputs = input_tensors(self._module, batch)
             # Made here too, because a wrong deadline is refused before the server is asked.
-            infer_options(self._module, logits, deadline_s, UNSURE.name)
+            infer_options(self._module, logits, deadline_s, UNSURE)
         model = UNSURE
         try:
             with typed_answer(self.url):
                 async with self._permits:
                     model = await self._model(deadline_s)
-                    options = {**infer_options(self._module, logits, deadline_s, model.name), **self._timeout_option}
+                    options = {**infer_options(self._module, logits, deadline_s, model), **self._timeout_option}
                     result = await self._call(lambda: self._triton.infer(model.name, inputs, **options), deadline_s)
                 return predictions_from(result, batch, logits)
         except HplmError as error:

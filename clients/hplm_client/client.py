@@ -17,6 +17,7 @@ from hplm_client.infer_tensors import (
     TenantTextPair,
     infer_options,
     input_tensors,
+    metadata_options,
     parse_request,
     parse_requests,
     predictions_from,
@@ -119,10 +120,10 @@ class Client:
 
     def _with_model(self, call: _CallOptions) -> _CallOptions:
         """Return the options with the model to call. The first time, ask the server whether it has a model for all bases."""
+        timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if call.deadline_s is None else call.deadline_s)
         if (name := self._choice.name) is not None:
             model = ChosenModel(name)
         else:
-            timeout_s = min(LOOK_S, self._timeout_s, LOOK_S if call.deadline_s is None else call.deadline_s)
             try:
                 ready = next((name for name in FOR_ALL_BASES if self._has_ready(name, timeout_s)), None)
             except UnreachableError:
@@ -132,7 +133,22 @@ class Client:
                 # A server may forbid this question and still answer requests.
                 ready = None
             model = self._choice.choose(ready)
-        return self._call_options(call.logits, call.deadline_s, model)
+        if not self._choice.knows_outputs(model):
+            self._look_for_outputs(model, timeout_s)
+        return self._call_options(call.logits, call.deadline_s, self._choice.with_outputs(model))
+
+    def _look_for_outputs(self, model: ChosenModel, timeout_s: float) -> None:
+        """Ask the server for the outputs of a model. If no server answers, the call itself says what is wrong."""
+        limit = nullcontext() if self._is_grpc else time_limit(timeout_s, None)
+        options = metadata_options(self._is_grpc, timeout_s)
+        try:
+            with typed_answer(self.url), self._ownership.closed_as_unreachable(), limit:
+                self._choice.note_outputs(model, self._triton.get_model_metadata(model.name, **options))
+        except UnreachableError:
+            return
+        except HplmError:
+            # A server may forbid this question and still answer requests.
+            self._choice.note_outputs(model, {})
 
     def predict(
         self,
@@ -295,7 +311,7 @@ class Client:
         return nullcontext() if self._is_grpc else time_limit(self._timeout_s, deadline_s)
 
     def _call_options(self, logits: bool, deadline_s: float | None, model: ChosenModel = UNSURE) -> _CallOptions:
-        options = infer_options(self._module, logits, deadline_s, model.name)
+        options = infer_options(self._module, logits, deadline_s, model)
         return _CallOptions({**options, **self._timeout_option}, logits, deadline_s, model)
 
     def _start(self, inputs: list[Any], call: _CallOptions) -> Any:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from hplm.core import wire
 from hplm.core.wire import LabelledSpan
 from hplm.errors import BadInputError, HplmError, TextEncodingError, about_text
+from hplm_client.model_choice import ChosenModel
 from hplm_client.prediction import Prediction
 
 # A request as callers write it: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type.
@@ -77,12 +78,18 @@ def _encode(name: str, values: list[str]) -> list[bytes]:
         ) from None
 
 
-def infer_options(module: Any, logits: bool, deadline_s: float | None, model: str) -> dict[str, Any]:
+def infer_options(module: Any, logits: bool, deadline_s: float | None, model: ChosenModel) -> dict[str, Any]:
     """Return the options of tritonclient's infer calls of `model`: the outputs, and the deadline as Triton's `timeout`."""
     names = [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *([wire.LOGITS] if logits else [])]
-    names += [wire.LEVEL, wire.CONFIDENCE, wire.LATE] if model == wire.CASCADE else []
+    names += [wire.LEVEL, wire.CONFIDENCE, wire.LATE] if model.name == wire.CASCADE else []
+    names += [wire.STUDENTS] if model.tells_students else []
     timeout = {} if deadline_s is None else {"timeout": deadline_us(deadline_s)}
     return {"outputs": [module.InferRequestedOutput(name) for name in names], **timeout}
+
+
+def metadata_options(is_grpc: bool, timeout_s: float) -> dict[str, Any]:
+    """Return the options with which tritonclient gives a model's metadata as a dictionary."""
+    return {"as_json": True, "client_timeout": timeout_s} if is_grpc else {}
 
 
 def deadline_us(deadline_s: float) -> int:
@@ -101,6 +108,7 @@ def predictions_from(result: Any, requests: Sequence[TenantTextPair], logits: bo
     )
     filled_logits = result.as_numpy(wire.LOGITS) if logits else None
     cascade = _cascade_fields(result, len(requests))
+    students = result.as_numpy(wire.STUDENTS)
     if filled_logits is not None and not filled_logits.size:
         raise BadInputError("the logits of these texts are too large for one answer: send fewer texts at a time")
     return [
@@ -111,6 +119,7 @@ def predictions_from(result: Any, requests: Sequence[TenantTextPair], logits: bo
             bool(truncated[i, 0]),
             None if filled_logits is None else _without_filler(filled_logits[i]),
             pair,
+            students=None if students is None else int(students[i, 0]),
             **cascade[i],
         )
         for i, (tenant, text, pair) in enumerate(requests)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from hplm.core import wire
 from hplm.errors import HplmError, UnknownTenantError, UnreachableError
@@ -14,11 +15,19 @@ LOOK_S = 1.0
 FOR_ALL_BASES = (wire.CASCADE, wire.ROUTER)
 
 
+# Part of Triton's message for a call that asks for an output which the model does not have.
+UNKNOWN_OUTPUT = "unexpected inference output"
+
+
 class ChosenModel(NamedTuple):
-    """The model of a call. `is_sure`: the server has said that it is the right one, so an unknown tenant does not exist."""
+    """The model of a call. `is_sure`: the server has said that it is the right one, so an unknown tenant does not exist.
+
+    `tells_students`: the model has the output STUDENTS, which models of an earlier hplm do not have.
+    """
 
     name: str
     is_sure: bool = True
+    tells_students: bool = False
 
 
 # The server has not said which models it has, or the model for all bases that it had is away for a moment.
@@ -30,6 +39,8 @@ class ModelChoice:
 
     def __init__(self, model: str | None) -> None:
         """`model`: the name that the user gave, None for none."""
+        # By the name of a model, whether it has the output STUDENTS, as far as the server was asked.
+        self._tells_students: dict[str, bool] = {}
         self._is_fixed = model is not None
         self._best_seen: str | None = None
         self.name = model
@@ -51,12 +62,28 @@ class ModelChoice:
         self.name = ready or wire.MODEL
         return ChosenModel(self.name)
 
+    def knows_outputs(self, model: ChosenModel) -> bool:
+        """Return whether the server need not be asked for the model's outputs: it was asked, or it does not answer."""
+        return not model.is_sure or model.name in self._tells_students
+
+    def with_outputs(self, model: ChosenModel) -> ChosenModel:
+        """Return the model with what is known of its outputs."""
+        return model._replace(tells_students=self._tells_students.get(model.name, False))
+
+    def note_outputs(self, model: ChosenModel, metadata: Mapping[str, Any]) -> None:
+        """Remember a model's outputs, from Triton's metadata of the model; empty if the server does not give them."""
+        names = {output["name"] for output in metadata.get("outputs", ())}
+        self._tells_students[model.name] = wire.STUDENTS in names
+
     def failed(self, error: HplmError, model: ChosenModel) -> HplmError:
         """Return the error of a call of `model` for the caller. Note whether the next call has to ask for models again.
 
         The next call asks again if the server or its model is gone. It also asks if the model of one base does not know the
         tenant, because by now the server may have a model for all bases.
         """
+        if isinstance(error, UnreachableError) or UNKNOWN_OUTPUT in str(error):
+            # By now the server may be of another version.
+            self._tells_students.clear()
         if self._is_fixed:
             return error
         is_unknown = isinstance(error, UnknownTenantError) and model.name not in FOR_ALL_BASES

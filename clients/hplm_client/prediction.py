@@ -17,6 +17,9 @@ class Prediction:
 
     Spans of a pair are characters of `text + " " + pair`. `logits` are `[1, labels]`, or `[tokens, labels]` of a tagging.
 
+    `students`: how many of the tenant's students have answered, 1 for a tenant without students. None from a server of an
+    earlier version.
+
     The model `cascade` tells more, for which other models have None. `level` is the base that answered last. `confidence` is
     the calibrated probability that the answer is right, None for a tenant without a cascade. `late` says that a larger base
     should have answered too, and could not in time or at all.
@@ -32,6 +35,7 @@ class Prediction:
     level: str | None = None
     confidence: float | None = None
     late: bool | None = None
+    students: int | None = None
 
     @property
     def label(self) -> str | None:
@@ -54,5 +58,6 @@ class Prediction:
             "score": self.score,
             "spans": [vars(span) for span in self.spans],
             "truncated": self.truncated,
+            **({} if self.students is None else {"students": self.students}),
             **({} if self.level is None else told),
         }

@@ -40,6 +40,8 @@ def list_bases(
 ) -> None:
     """List bases: the model that clients call, the base, its kind, its tenants, and the memory of its processes.
 
+    `trunk_of` names the base that a trunk was distilled from.
+
     Examples:
 
       hplm base list --models /srv/hplm/models
@@ -55,7 +57,7 @@ def list_bases(
         with closing(Registry.open_read_only(store)) as registry:
             survey = survey_bases(models, store, registry, stubs_over(models))
         bases = [parse_answer(Base, base) for base in survey]
-    print_records(bases, ("model", "base", "kind", "form", "tenants", "memory"), as_json)
+    print_records(bases, ("model", "base", "kind", "trunk_of", "form", "tenants", "memory"), as_json)
 
 
 @app.command()

@@ -72,7 +72,7 @@ def test_what_was_looked_up_ahead_is_not_looked_up_again(fused: FusedStage, monk
     find = fused.lookup.look_up
     monkeypatch.setattr(fused.lookup, "look_up", lambda texts: (looked_up.append(len(texts)), find(texts))[1])
     answers: dict[int, Any] = {}
-    for indices, found in fused.run(items, Batch(())):
+    for indices, found in fused.run(items, Batch((), students=(1,) * len(items))):
         answers.update(zip(indices, found, strict=True))
     assert looked_up == [len(items) // 2]
     for index, one in enumerate(wanted):

@@ -140,7 +140,7 @@ def test_what_is_too_late_already_opens_nothing(
 ) -> None:
     stage = started.add(plot_stage_of(tiny_models))
     late = Request((b"the red cat",), b"alpha", 1e-6, time.monotonic() - 0.001)
-    monkeypatch.setattr(stage.lookup._texts, "fetch", pytest.fail)
+    monkeypatch.setattr(stage.lookup._cards, "fetch", pytest.fail)
     assert isinstance(asked(stage, late).result(SOON_S), errors.DeadlineError)
 
 

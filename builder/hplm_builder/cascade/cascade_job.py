@@ -41,6 +41,9 @@ from hplm_builder.cascade.used_texts import load_used, used_by
 from hplm_builder.data.data_warnings import data_warnings
 from hplm_builder.export.register import registered_about
 from hplm_builder.profiles.base_profile import profile_of
+from hplm_builder.students.student_build import estimate_students
+from hplm_builder.students.student_level import level_settings, train_level
+from hplm_builder.students.student_task import about_with_students
 from hplm_builder.tenants.tenant_job import TenantTask, kept_versions, read_files, shown
 from hplm_builder.tenants.widths import width_name
 
@@ -60,7 +63,7 @@ def make_cascade(job: Job, context: JobContext) -> dict[str, Any]:
         return _result(made)
     registry.check_next_number(name, lambda number: context.store.tenant_version(name, number))
     task = _CascadeTask.read(job, context)
-    trained = [task.train(job, context, place) for place in range(len(task.levels))]
+    trained = task.train_all(job, context)
     crash_point("job.trained")
     if all(level.keeps(tenant) for level, tenant in zip(task.levels, trained, strict=True)):
         return _unchanged(job, context, task, "no level is better on dev")
@@ -79,7 +82,7 @@ def plan_cascade(job: Job, context: JobContext) -> dict[str, Any]:
     context.lease.report("measure", 0.5)
     first = task.levels[0]
     warnings = [*task.warnings, *data_warnings(first.data, first.base.load_text_encoder())]
-    training_s = sum(level.estimate_s(context.store) for level in task.levels)
+    training_s = sum(task.estimate_s(job, context, level) for level in task.levels)
     return {
         "examples": {**first.data.counts, "proof": len(task.proof)},
         "labels": list(first.data.labels),
@@ -164,18 +167,39 @@ class _CascadeTask:
         """
         named = bases_of(job.request)
         first = TenantTask.read(_of_level(job, named[0]), context)
-        seed, start = first.settings.seed, first.start
-        given = read_files(job, context, start, seed, proves=True).test if "proof" in job.request["data"] else None
+        seed, known = first.settings.seed, first.start.card if first.start else None
+        given = read_files(job, context, known, seed, proves=True).test if "proof" in job.request["data"] else None
         used = _used_before(job, context)
         data, proof, warnings = set_aside(first.data, given, seed, used)
         target = _target(job.request)
         _check_proof(target, len(proof))
         others = (TenantTask.read(_of_level(job, base), context, data) for base in named[1:])
-        levels = (replace(first, data=data), *others)
-        return cls(tuple(named), levels, proof, warnings, used | used_by(data), target)
+        # Students are trained from the trunk again, by what the other levels have learned.
+        levels = (
+            replace(level, start=None) if level.base.is_trunk else level
+            for level in (replace(first, data=data), *others)
+        )
+        return cls(tuple(named), tuple(levels), proof, warnings, used | used_by(data), target)
 
-    def train(self, job: Job, context: JobContext, place: int) -> Tenant:
-        """Train a level, or load it if this job has trained it before its worker process was lost."""
+    def train_all(self, job: Job, context: JobContext) -> list[Tenant]:
+        """Train all levels. Levels over trunks come last, because the other levels teach their students."""
+        trained: dict[int, Tenant] = {}
+        for place in sorted(range(len(self.levels)), key=lambda place: self.levels[place].base.is_trunk):
+            trained[place] = self._train(job, context, place, trained)
+        return [trained[place] for place in range(len(self.levels))]
+
+    def estimate_s(self, job: Job, context: JobContext, level: TenantTask) -> float:
+        """Return the seconds that the training of a level would take on this machine now."""
+        if not level.base.is_trunk:
+            return level.estimate_s(context.store)
+        settings = level_settings(level, job)
+        return estimate_students(level.base, level.lookup(context.store), level.data, settings)
+
+    def _train(self, job: Job, context: JobContext, place: int, others: Mapping[int, Tenant]) -> Tenant:
+        """Train a level, or load it if this job has trained it before its worker process was lost.
+
+        `others` are the levels that are trained already, by their place.
+        """
         name, level = self.names[place], self.levels[place]
         began = 0 if level.current is None else level.current.number
         # A domain's update may have come between two attempts of the job: the features are others then.
@@ -183,7 +207,12 @@ class _CascadeTask:
         # A damaged folder is trained again.
         with suppress(ArtifactError):
             return tenants.load(kept, fingerprint=level.base.fingerprint, name=job.request["tenant"])
-        trained = level.train(_of_level(job, name), context.store, self.report_part(context, name))
+        report, of_level = self.report_part(context, name), _of_level(job, name)
+        if level.base.is_trunk:
+            teachers = {self.names[other]: (self.levels[other], tenant) for other, tenant in others.items()}
+            trained = train_level(level, teachers, of_level, context, report)
+        else:
+            trained = level.train(of_level, context.store, report)
         tenants.save(kept, trained)
         crash_point("job.trained")
         return trained
@@ -239,7 +268,8 @@ def _publish(
     last = built.plan.levels[-1].base
     for base, level, tenant in zip(task.names, task.levels, trained, strict=True):
         number = numbers[base] = context.lease.retry(give_number)
-        card = replace(tenant.card, about=level.about(job, tenant))
+        made_by = level.about(job, tenant)
+        card = replace(tenant.card, about=about_with_students(made_by, job) if level.base.is_trunk else made_by)
         folder = store.tenant_version(name, number)
         tenants.save(folder, replace(tenant, card=card))
         about = registered_about(card) | ({"cascade": built.about} if base == last else {})

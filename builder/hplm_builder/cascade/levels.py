@@ -80,7 +80,8 @@ class Level(AbstractContextManager["Level"]):
         self._engine = EncodeEngine(
             base.config,
             base.load_upper(),
-            num_slots=2,
+            # A slot for each student, and one for the identity.
+            num_slots=1 + tenant.card.students,
             reduced_size=tenant.packed.reduced_size,
             device=device,
             dtype=choose_dtype("auto", device),
@@ -108,7 +109,9 @@ class Level(AbstractContextManager["Level"]):
         batch: list[tuple[int, EncodedText, Features]] = []
 
         def run() -> None:
-            requests = [EngineRequest(self.tenant, features) for _, _, features in batch]
+            requests = [
+                EngineRequest(self.tenant, features, students=self.tenant.card.students) for _, _, features in batch
+            ]
             if wants_importance:
                 for (number, encoded, _), (outputs, received) in zip(
                     batch, self._engine.run_with_importance(requests), strict=True

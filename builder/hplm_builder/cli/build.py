@@ -26,9 +26,11 @@ from hplm.core.settings import (
 from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
+from hplm.models.base_folder import KIND
 from hplm.reporting.progress import progress_bars
 from hplm.reporting.tenant_lines import width_and_baselines
 from hplm.reporting.terminal_text import say
+from hplm.store.artifact import read as read_meta
 from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named, task_names
 from hplm.triton.launcher.command_line import shell_command
@@ -47,6 +49,7 @@ from hplm_builder.convert.base import (
 from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.original import TITLES
 from hplm_builder.convert.training import ConvertSettings
+from hplm_builder.convert.trunk import MOST_LAYERS, TrunkSettings, distil_trunk
 from hplm_builder.convert.whole import AdaptedLayers, make_whole_base
 from hplm_builder.data.labelled_files import read_data
 from hplm_builder.domains.domain_build import DomainSettings
@@ -61,6 +64,7 @@ from hplm_builder.export.register import published
 from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_repository
 from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
+from hplm_builder.fleet.students_repository import make_students_repository
 from hplm_builder.jobs.local_builds import build_domain, build_tenant
 from hplm_builder.tables.plot_tables import build_plot
 from hplm_builder.tenants.finetune import TrainSettings
@@ -96,6 +100,21 @@ def is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
 
 
+# The parameters of `base` that --trunk takes.
+TRUNK_OPTIONS = (
+    "trunk",
+    "parent",
+    "store",
+    "name",
+    "text",
+    "tokens",
+    "batch_tokens",
+    "learning_rate",
+    "seed",
+    "device",
+)
+
+
 @app.command()
 def base(
     context: typer.Context,
@@ -107,7 +126,11 @@ def base(
     ] = Path("minilm"),
     store: StoreOption = DEFAULT_STORE,
     name: Annotated[
-        str, typer.Option(help="Name of the base.", show_default=f"{DEFAULT_BASE}; with --whole MODEL-whole")
+        str,
+        typer.Option(
+            help="Name of the base.",
+            show_default=f"{DEFAULT_BASE}; with --whole MODEL-whole, with --trunk FROM-trunk-N",
+        ),
     ] = DEFAULT_BASE,
     whole: Annotated[
         bool,
@@ -122,6 +145,18 @@ def base(
     shipped: Annotated[
         bool, typer.Option(help="Take a shipped conversion of MiniLM, by --name; nothing is trained.")
     ] = False,
+    trunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_LAYERS,
+            help="Distil a trunk of this number of layers from --from: a base where the students of tenants start.",
+        ),
+    ] = None,
+    parent: Annotated[
+        str,
+        typer.Option("--from", help="With --trunk: name of the base in the store that the trunk is distilled from."),
+    ] = "",
     lower: Annotated[int, typer.Option(help="Layers that PLOT replaces.")] = 3,
     lower_form: Annotated[
         str,
@@ -154,9 +189,10 @@ def base(
     ship_to: Annotated[Path | None, typer.Option(help="Also write the weights as the repository ships them.")] = None,
 ) -> None:
     """Convert a pretrained model: an n-gram encoder replaces its lower layers, then it is trained to match the original.
-    With --whole nothing is converted or trained, and the base is ready in seconds.
+    With --whole nothing is converted or trained, and the base is ready in seconds. With --trunk one or two layers are trained
+    to match a base of the store.
 
-    An interrupted conversion continues where it stopped. A base with domains is not replaced: give another --name. Examples:
+    An interrupted training continues where it stopped. A base with domains is not replaced: give another --name. Examples:
 
       hplm build base --shipped
 
@@ -167,11 +203,41 @@ def base(
       hplm build base --model ./my-bert --name my-bert --lower 6 --text corpus.txt --tokens 20000000
 
       hplm build base --name minilm-longer --start minilm-l6 --learning-rate 5e-4 --seed 1
+
+      hplm build base --trunk 2 --from minilm-whole --name trunk-2
     """
     target = Store.at(store)
+    shares = dict.fromkeys(text, 1.0) if text else SHARES
+    if trunk is not None:
+        _refuse_others(context, "--trunk", TRUNK_OPTIONS, "takes its shape from the base of --from")
+        if not parent:
+            raise ConfigError(
+                "--trunk needs --from: the name of the base in the store that the trunk is distilled from"
+            )
+        with progress_bars() as progress:
+            made = distil_trunk(
+                target,
+                bases.load(target.base(parent)),
+                name=name if is_given(context, "name") else f"{parent}-trunk-{trunk}",
+                layers=trunk,
+                shares=shares,
+                settings=TrunkSettings(
+                    total_tokens=tokens, batch_tokens=batch_tokens, learning_rate=learning_rate, seed=seed
+                ),
+                device=device,
+                progress=progress,
+            )
+        _show_distances(
+            read_meta(made.folder, KIND).meta["distillation"],
+            "Distance to the base that the trunk was distilled from",
+            {"relative_pooled": "relative, mean over a text"},
+        )
+        return
+    if is_given(context, "parent"):
+        raise ConfigError("--from is for --trunk: a conversion continues from a base with --start")
     head = None if shipped else check_model(model)
     if whole:
-        _refuse_others(context, "--whole", ("model", "store", "name", "adapters", "max_tokens"))
+        _refuse_others(context, "--whole", ("whole", "model", "store", "name", "adapters", "max_tokens"))
         name = name if is_given(context, "name") else f"{model.name}-whole"
         _say_that_head_is_left_out(model, head)
         made = make_whole_base(
@@ -193,7 +259,7 @@ def base(
     if name in shipped_bases() and origin_of(model) != origin_of(Path("minilm")):
         raise ConfigError(f"the name {name} is reserved for a shipped base of MiniLM: give another --name")
     if shipped:
-        _refuse_others(context, "--shipped", ("store", "name"))
+        _refuse_others(context, "--shipped", ("shipped", "store", "name"))
         report = install_shipped(target, name)
     else:
         _say_that_head_is_left_out(model, head)
@@ -208,7 +274,7 @@ def base(
                 window=window,
                 window_layers=window_layers or lower,
                 max_tokens=max_tokens or None,
-                shares=dict.fromkeys(text, 1.0) if text else SHARES,
+                shares=shares,
                 settings=ConvertSettings(
                     total_tokens=tokens, batch_tokens=batch_tokens, learning_rate=learning_rate, seed=seed
                 ),
@@ -218,21 +284,30 @@ def base(
             )
     if ship_to:
         ship(target, name, ship_to)
-    conversion = report["conversion"]
-    table = Table(
-        "held-out text", "mean squared error", "relative", "relative at the cut", title="Distance to the original"
-    )
+    _show_distances(report["conversion"], "Distance to the original", {"relative_cut": "relative at the cut"})
+
+
+def _show_distances(record: dict[str, Any], title: str, further: dict[str, str]) -> None:
+    """Print the distances before and after a training. `further` are keys and titles of columns besides the usual two."""
+    table = Table("held-out text", "mean squared error", "relative", *further.values(), title=title)
     for row in ("before", "after"):
-        values = conversion[row]
-        table.add_row(row, f"{values['mse']:.4f}", f"{values['relative']:.3f}", f"{values['relative_cut']:.3f}")
+        values = record[row]
+        relative = [f"{values[key]:.3f}" for key in ("relative", *further)]
+        table.add_row(row, f"{values['mse']:.4f}", *relative)
     Console().print(table)
 
 
-def _refuse_others(context: typer.Context, option: str, taken: tuple[str, ...]) -> None:
-    """Refuse options that say how to train, beside an option that trains nothing. Raises ConfigError."""
-    allowed = {option.removeprefix("--"), *taken}
-    if extra := sorted(each for each in context.params if each not in allowed and is_given(context, each)):
-        raise ConfigError(f"{option} trains nothing: leave out {option} or --{extra[0].replace('_', '-')}")
+def _refuse_others(
+    context: typer.Context, option: str, taken: tuple[str, ...], because: str = "trains nothing"
+) -> None:
+    """Refuse options that `option` does not take. `taken` are the parameters that it takes. Raises ConfigError."""
+    extra = sorted(
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in taken and is_given(context, str(parameter.name))
+    )
+    if extra:
+        raise ConfigError(f"{option} {because}: leave out {option} or {extra[0]}")
 
 
 def _say_that_head_is_left_out(model: Path, head: str | None) -> None:
@@ -535,7 +610,7 @@ def export_models(
         typer.Option(
             "--fused/--no-fused",
             help="Write one model hbert that looks up and encodes in the same process, instead of two stages.",
-            show_default=f"two stages; {KEPT}",
+            show_default=f"two stages, for a trunk one model; {KEPT}",
         ),
     ] = None,
     name: Annotated[
@@ -650,6 +725,7 @@ def backends(
 
 @app.command()
 def fleet(
+    context: typer.Context,
     shape: Annotated[
         Shape, typer.Option(help="minilm: the shipped base; bert-base: a base of BERT-base's size with seeded weights.")
     ] = "minilm",
@@ -685,6 +761,13 @@ def fleet(
     reduction_factor: Annotated[
         int, typer.Option(min=1, help="The bottleneck of all adapters, also of taggings, is the hidden size over this.")
     ] = TrainSettings.reduction_factor,
+    students: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tenants with 1 to this many students, beside the models that `hplm bench students` compares them with.",
+        ),
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -713,8 +796,19 @@ def fleet(
 
       hplm build fleet --tenants 20 --task data/chemprot --task data/sci-cite --samples 1000 --epochs 3 --out build/fleet-tasks
 
+      hplm build fleet --shape bert-base --tenants 600 --students 6 --out build/fleet-students
+
       hplm serve --models build/fleet-bert-base-1000/models
     """
+    if students:
+        _refuse_others(
+            context, "--students", ("shape", "tenants", "students", "out", "seed"), "has tenants of its own kind"
+        )
+        with progress_bars() as progress:
+            folder = out or Path(f"build/fleet-{shape}-{tenants}-students{students}")
+            models = make_students_repository(folder, shape, tenants, students, seed, progress)
+        print(f"wrote {models}; measure it with `hplm bench students --models {models}`")
+        return
     width = "" if reduction_factor == TrainSettings.reduction_factor else f"-r{reduction_factor}"
     form = "" if lower_form == NgramEncoder.form else f"-{lower_form}"
     form += "" if top is None else f"-top{top:g}"

@@ -29,6 +29,7 @@ from hplm_builder.evaluation.studies.cuts import cuts
 from hplm_builder.evaluation.studies.domains import domains
 from hplm_builder.evaluation.studies.int8 import int8
 from hplm_builder.evaluation.studies.methods import methods
+from hplm_builder.evaluation.studies.students import students
 from hplm_builder.evaluation.studies.tables_accuracy import tables_accuracy
 from hplm_builder.export.register import published
 from hplm_builder.fleet.demo import PLOT_SOURCES, TENANTS, demo_data
@@ -48,6 +49,7 @@ app.command(name="tables-accuracy")(tables_accuracy)
 app.command()(domains)
 app.command()(cuts)
 app.command()(cascade)
+app.command()(students)
 app.command()(int8)
 # Fixed for `hplm eval demo`; `hplm eval methods` searches the learning rates of all methods.
 LEARNING_RATE = 1e-4

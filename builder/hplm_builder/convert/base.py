@@ -58,7 +58,7 @@ KNOWN_MODELS = {"minilm": (MINILM, minilm_folder), "mpnet": (MPNET[0], mpnet_fol
 def model_folder(model: Path) -> Path:
     """Return the folder of a model: of one of KNOWN_MODELS, downloaded if need be, or `model` itself if it is another path.
 
-    A folder that has the name of a known model is such a path.
+    A folder with the name of a known model is such a path if it holds a model.
     """
     return KNOWN_MODELS[str(model)][1]() if _is_known(model) else model
 
@@ -80,7 +80,7 @@ def origin_of(model: Path) -> str:
 
 
 def _is_known(model: Path) -> bool:
-    return str(model) in KNOWN_MODELS and not model.is_dir()
+    return str(model) in KNOWN_MODELS and not (model / "config.json").is_file()
 
 
 def convert_base(

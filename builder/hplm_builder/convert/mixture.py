@@ -11,7 +11,7 @@ from rich.progress import Progress
 from hplm.core.text import load_tokenizer
 from hplm.errors import DataError
 from hplm.plot.ngrams import Ids
-from hplm_builder.convert.training import PackedText
+from hplm_builder.convert.distillation import PackedText
 from hplm_builder.data.corpus_file import read_corpus
 from hplm_builder.data.evaluated_texts import is_evaluated
 from hplm_builder.data.text_sources import SOURCES, passages

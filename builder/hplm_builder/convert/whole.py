@@ -61,8 +61,19 @@ def publish_whole_base(
 
     Raises ConfigError if the store has another base of that name.
     """
+    return save_whole_base(
+        store, config, original.word_embeddings.weight, upper_state(config, original), tokenizer, about
+    )
+
+
+def save_whole_base(
+    store: Store, config: BaseConfig, words: Tensor, upper: dict[str, Tensor], tokenizer: bytes, about: dict[str, Any]
+) -> Base:
+    """Publish a whole base from its word embeddings `[V, H]` and the state of its layers, and register its root.
+
+    Raises ConfigError if the store has another base of that name.
+    """
     name = config.name
-    words, upper = original.word_embeddings.weight, upper_state(config, original)
 
     def save(target: Store) -> Base:
         bases.save(target.base(name), config, {WORDS: words}, upper, tokenizer, about)

@@ -33,7 +33,7 @@ from hplm.store import artifact
 from hplm.store.domain_version import HAS_BRANCH, has_branch
 from hplm.store.layout import Store
 from hplm_builder.convert.checkpoint import Checkpoint
-from hplm_builder.convert.training import batches, source_of
+from hplm_builder.convert.distillation import batches, source_of
 from hplm_builder.data.corpus_file import MOST_BYTES, read_corpus
 from hplm_builder.data.labelled import LabelledFile
 from hplm_builder.domains.benefit import DevExamples, DevSet, compare_answers

@@ -13,7 +13,7 @@ from hplm.errors import CorpusTooSmallError, DataError
 from hplm.models.base import Base
 from hplm.plot.ngrams import Ids
 from hplm.reporting.progress import Report
-from hplm_builder.convert.training import PackedText
+from hplm_builder.convert.distillation import PackedText
 from hplm_builder.data import tokenising
 from hplm_builder.data.text_sources import passages
 from hplm_builder.data.tokenising import tokenise_in_batches

@@ -24,8 +24,8 @@ from hplm.models.lower import LowerEncoder, merged_texts
 from hplm.plot.ngrams import Ids
 from hplm.reporting.progress import Report
 from hplm_builder.convert.checkpoint import Checkpoint
+from hplm_builder.convert.distillation import PackedText, batches
 from hplm_builder.convert.learning_rate import triangle
-from hplm_builder.convert.training import PackedText, batches
 from hplm_builder.domains.held_out import HeldOut, HeldOutPair
 from hplm_builder.domains.masking import Masked, Vocabulary, mask_tokens
 

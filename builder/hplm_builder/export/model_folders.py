@@ -92,8 +92,8 @@ def export(
     `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages. If
     `fused`, one model does the work of both stages in `instances` processes; its settings are those of `upper`, and those of
     `plot` that FusedSettings has besides. None for these three means as in the earlier models if settings are kept, else one
-    process of each of two stages. Without `manager`, the models that create and update tenants are left out. If there are
-    other bases, an earlier manager's limits are kept.
+    process of each of two stages, or of the fused model of a trunk. Without `manager`, the models that create and update
+    tenants are left out. If there are other bases, an earlier manager's limits are kept.
 
     The models that call the models of bases are written beside other bases, with `route`, or if the repository had them. They
     are the model that routes each request to its tenant's base, and the model for cascades. Their earlier limits are kept.
@@ -114,10 +114,6 @@ def export(
     _check_only_models(target, name, others)
     before = next((base for base in there if base.name == name), None)
     kept = before if keep else None
-    if fused is None:
-        fused = kept is not None and kept.form == "fused"
-    if fused and look_up_instances is not None:
-        raise ConfigError("a fused model has no processes that only look up: leave out --look-up-instances")
     registry = store.registry
     if kept is not None:
         look_up, encode, _ = kept.settings
@@ -126,6 +122,14 @@ def export(
             registry = registry or look_up.registry
     registry = _shared_registry(store, registry, plot.base, others)
     is_whole = _check_store_has(replace(store, registry=registry), plot)
+    if fused is None:
+        # A trunk is for the lowest latency, and one process answers sooner than two.
+        is_trunk = base_folder.read(store.base(plot.base), verify=False).is_trunk
+        fused = is_trunk if kept is None else kept.form == "fused"
+    if fused and look_up_instances is not None:
+        raise ConfigError(
+            "a fused model has no processes that only look up: leave out --look-up-instances, or give --no-fused"
+        )
     _check_weights(replace(store, registry=registry), plot.base, "" if is_whole else plot.table)
 
     def count_of(role: Role, wanted: int | None) -> int:

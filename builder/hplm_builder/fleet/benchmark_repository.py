@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from rich.progress import Progress
 from torch import nn
 
 from hplm.adapters import bank_file
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
+from hplm.adapters.students import Students
 from hplm.adapters.tenant import Head, Pooling, Tenant, TenantCard
 from hplm.core.settings import REDUCTION_FACTOR, WHOLE, BaseConfig, EncodeSettings, LookupSettings
 from hplm.core.text import TextEncoder
@@ -79,10 +81,12 @@ def make_fleet(
     *,
     pooling: Pooling = "mean",
     reduction_factor: int = REDUCTION_FACTOR,
+    students: Sequence[int] = (1,),
 ) -> int:
     """Write a bank of `count` different synthetic tenants `tenant-00000`, ... with 2 to 20 labels; return how many.
 
     Adapters are random by `seed`; their bottleneck is the hidden size over `reduction_factor`. Heads read what `pooling` says.
+    Tenants have these numbers of students of the form `shared`, in turn.
     """
     if count < 1:
         raise ConfigError(f"a fleet needs at least one tenant, got {count}")
@@ -91,19 +95,28 @@ def make_fleet(
     reduced = config.reduced_size(reduction_factor)
     layers, width = config.adapted_layers, packed_width(hidden, reduced)
     # All tenants share one stream of noise, each from another position, because drawing noise for each would take minutes.
-    noise = to_bfloat16(rng.standard_normal(layers * width + 8 * count, dtype=np.float32) * ADAPTER_STD)
-    starts = rng.choice(8 * count, count, replace=False)
+    positions = 8 * count * max(students)
+    noise = to_bfloat16(rng.standard_normal(layers * width + positions, dtype=np.float32) * ADAPTER_STD)
+    starts = rng.choice(positions, (count, max(students)), replace=False)
 
-    def synthetic_tenant(number: int, start: int) -> Tenant:
-        weights = noise[start : start + layers * width].reshape(layers, width)
+    def synthetic_tenant(number: int, of_students: npt.NDArray[np.int64]) -> Tenant:
+        own = students[number % len(students)]
+        weights = [noise[start : start + layers * width].reshape(layers, width) for start in of_students[:own]]
         labels = tuple(f"label-{i:02d}" for i in range(rng.integers(2, MOST_LABELS + 1)))
         tenant = f"tenant-{number:05d}"
-        card = TenantCard(tenant, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT)
+        card = TenantCard(
+            tenant, "classification", labels, base.fingerprint, pooling, adapter_at=ADAPTER_AT, students=own
+        )
         head = Head(
             rng.standard_normal((len(labels), hidden), dtype=np.float32) * np.float32(HEAD_STD),
             rng.standard_normal(len(labels), dtype=np.float32) * np.float32(HEAD_STD),
         )
-        return Tenant(card, PackedAdapter(weights, hidden, reduced), head)
+        packed = tuple(PackedAdapter(one, hidden, reduced) for one in weights)
+        if own == 1:
+            return Tenant(card, packed[0], head)
+        # Later students correct the first, so their alphas are less than its 1.
+        alphas = np.array([1, *[0.5] * (own - 1)], np.float32)
+        return Tenant(card, packed[0], head, students=Students(alphas, packed, None, (0.0,) * own))
 
     tracked = progress.track(starts, description=f"{name}: tenants")
     tenants = (synthetic_tenant(number, start) for number, start in enumerate(tracked))
@@ -230,7 +243,7 @@ def make_benchmark_repository(
     check_same_fleet(folder, about)
     store = Store(folder / "store")
     steps = progress.add_task(f"{shape}: base, tables, {tenants:,} tenants, models", total=4)
-    base = _bench_base(store, shape, WHOLE if is_whole else lower_form, seed)
+    base = bench_base(store, shape, WHOLE if is_whole else lower_form, seed)
     root = ROOT_OF_WHOLE if is_whole else PLOT
     progress.update(steps, advance=1)
     texts = draw_texts(base.load_text_encoder(), seed)
@@ -284,7 +297,8 @@ def check_same_fleet(folder: Path, wanted: dict[str, Any]) -> None:
     partial.rename(path)
 
 
-def _bench_base(store: Store, shape: Shape, lower_form: str, seed: int) -> Base:
+def bench_base(store: Store, shape: Shape, lower_form: str, seed: int) -> Base:
+    """Return the base of a shape with these lower layers, or the whole base for WHOLE; make it if it is missing."""
     if lower_form == WHOLE:
         name = f"{shape}-{WHOLE}"
         with suppress(ArtifactError):

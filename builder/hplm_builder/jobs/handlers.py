@@ -1,4 +1,4 @@
-"""The handlers of the builder's jobs: tenants and domains, created or updated, and cascades with other targets.
+"""The handlers of the builder's jobs: tenants and domains, created or updated, students, cascades with other targets.
 
 A job that was killed begins again. The version that it has published already is found by the job's id and not made
 twice. A version that it did not publish has a number that is never used again, and garbage collection removes it.
@@ -18,28 +18,33 @@ def load_handlers() -> JobHandlers:
     """Import the handlers, and torch with them; return them by kind of job."""
     from hplm_builder.cascade.cascade_job import make_cascade, plan_cascade, target_cascade
     from hplm_builder.domains.domain_job import make_domain, plan_domain
+    from hplm_builder.students.student_job import make_students, plan_students
     from hplm_builder.tenants.tenant_job import make_tenant, plan_tenant
 
     tenant = JobHandler(
-        _with_device_errors(_by_levels(make_tenant, make_cascade)),
-        _with_device_errors(_by_levels(plan_tenant, plan_cascade)),
+        _with_device_errors(_by_request(make_tenant, make_students, make_cascade)),
+        _with_device_errors(_by_request(plan_tenant, plan_students, plan_cascade)),
     )
     domain = JobHandler(_with_device_errors(make_domain), _with_device_errors(plan_domain))
     target = _with_device_errors(target_cascade)
     return {
         "tenant.create": tenant,
         "tenant.update": tenant,
+        "tenant.students": tenant,
         "tenant.target": JobHandler(target, target),
         "domain.create": domain,
         "domain.update": domain,
     }
 
 
-def _by_levels(over_one_base: Work, over_levels: Work) -> Work:
-    """Return the work of a tenant's job, which is another if the request has levels."""
+def _by_request(plain: Work, with_students: Work, over_levels: Work) -> Work:
+    """Return the work of a tenant's job, which is another if the request has levels or students."""
 
     def run(job: Job, context: JobContext) -> dict[str, Any]:
-        return over_levels(job, context) if "levels" in job.request else over_one_base(job, context)
+        # A cascade's request may have options of students too, for its levels over trunks.
+        if "levels" in job.request:
+            return over_levels(job, context)
+        return with_students(job, context) if "students" in job.request else plain(job, context)
 
     return run
 

@@ -50,14 +50,15 @@ class AdapterModel(nn.Module):
         return self._upper[0]
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self.upper(features, lengths, self._adapt)
+        hidden: Tensor = self.upper(features, lengths, self.adapt)
         return hidden
 
     def layer_states(self, features: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """Compute the output of each layer, as `forward` does that of the last."""
-        return self.upper.states(features, lengths, self._adapt)[1:]
+        return self.upper.states(features, lengths, self.adapt)[1:]
 
-    def _adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:
+    def adapt(self, place: Place, layer: int, tokens: Tensor) -> Tensor:
+        """Return the tokens `[N, H]`, changed by the layer's adapter if the adapter stands at `place`."""
         number = layer - self._first
         if place != self.at or number < 0:
             return tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import packed_width
-from hplm.adapters.tenant import Tenant
+from hplm.adapters.tenant import Tenant, TenantCard
 from hplm.core.columns import Columns
 from hplm.core.settings import Miss
 from hplm.engine.open_domain import Domain, open_features
@@ -53,18 +53,25 @@ def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None)
     request, registry = job.request, context.registry
     name = request["tenant"]
     if (made := version_of_job(job, kept_versions(registry, name))) is not None:
-        return _result(made)
+        return result_of(made)
     registry.check_next_number(name, lambda n: context.store.tenant_version(name, n))
     task = TenantTask.read(job, context, data)
     trained = task.train(job, context.store, context.lease.report)
     crash_point("job.trained")
     if task.current is not None and task.keeps(trained):
-        return _unchanged(job, context, task.current, trained)
+        return unchanged(job, context, task.current, trained.card, _why(trained))
+    return publish_version(
+        job, context, task, replace(trained, card=replace(trained.card, about=task.about(job, trained)))
+    )
+
+
+def publish_version(job: Job, context: JobContext, task: TenantTask, trained: Tenant) -> dict[str, Any]:
+    """Write and register the version that a job has trained; return the job's result. The card's `about` is complete."""
+    registry, name = context.registry, job.request["tenant"]
     number = context.lease.retry(lambda: registry.next_number(name, lambda n: context.store.tenant_version(name, n)))
-    card = replace(trained.card, about=task.about(job, trained))
     folder = context.store.tenant_version(name, number)
     context.lease.report("publish", 1.0)
-    tenants.save(folder, replace(trained, card=card))
+    tenants.save(folder, trained)
     made = publish(
         context,
         folder,
@@ -73,14 +80,14 @@ def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None)
             task.lineage[0].id,
             path,
             context.clock(),
-            about=registered_about(card),
+            about=registered_about(trained.card),
             number=number,
             expected=task.current.number if task.current else None,
         ),
         lambda: version_of_job(job, kept_versions(registry, name)),
         job=job,
     )
-    return _result(made)
+    return result_of(made)
 
 
 def plan_tenant(job: Job, context: JobContext) -> dict[str, Any]:
@@ -146,9 +153,9 @@ class TenantTask:
         lineage = registry.lineage(registry.current_domain(request["base"], domain).id)
         settings = _settings(request, start)
         if data is None:
-            data = read_files(job, context, start, settings.seed)
-        if start and data.texts != start.card.texts:
-            raise DataError(f"the tenant was trained on {_texts(start.card.texts)}, the data has {_texts(data.texts)}")
+            data = read_files(job, context, start.card if start else None, settings.seed)
+        if start:
+            check_texts(data, start.card)
         factors: tuple[int, ...] = (settings.reduction_factor,)
         why = ""
         if start is None and "reduction_factor" not in request["settings"]:
@@ -210,8 +217,10 @@ class TenantTask:
         return open_features(store, self.base, [version.path for version in self.lineage], miss=self.miss)
 
 
-def read_files(job: Job, context: JobContext, start: Tenant | None, seed: int, proves: bool = False) -> LabelledData:
-    """Read and check the files of a job's request; labels and task are those of `start` if there is one.
+def read_files(
+    job: Job, context: JobContext, known: TenantCard | None, seed: int, proves: bool = False
+) -> LabelledData:
+    """Read and check the files of a job's request; labels and task are those of the card of a `known` version.
 
     With `proves`, the file of the proof stands in the place of the test data. Raises DataError and what `locate` raises.
     """
@@ -224,12 +233,18 @@ def read_files(job: Job, context: JobContext, start: Tenant | None, seed: int, p
         # Errors are for the sender of the file: they name the file, not its place on this machine.
         # A file that was named by its path may have grown since the request.
         **{part: LabelledFile(path, path.name, request["most_data_bytes"]) for part, path in paths.items()},
-        task=start.card.task if start else request["task"],
-        expected_labels=start.card.labels if start else None,
+        task=known.task if known else request["task"],
+        expected_labels=known.labels if known else None,
         seed=seed,
         columns=Columns(**request["columns"]),
         test_name="proof" if proves else "test",
     )
+
+
+def check_texts(data: LabelledData, known: TenantCard) -> None:
+    """Raise DataError if data have single texts and the known version of the tenant pairs, or the reverse."""
+    if data.texts != known.texts:
+        raise DataError(f"the tenant was trained on {_texts(known.texts)}, the data has {_texts(data.texts)}")
 
 
 def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
@@ -260,14 +275,14 @@ def kept_versions(registry: Registry, name: str) -> list[TenantVersion]:
         return []
 
 
-def _result(version: TenantVersion) -> dict[str, Any]:
+def result_of(version: TenantVersion) -> dict[str, Any]:
     """Return the result of a job that published a version."""
     return {"tenant": version.tenant, "version": version.number, "published": True, **shown(version.about)}
 
 
 def shown(about: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a version's `about` that a job's result shows."""
-    more = ("adapter_width", "width_scores", "width_why", "baseline_scores", "warnings")
+    more = ("adapter_width", "width_scores", "width_why", "baseline_scores", "students", "warnings")
     return {
         "task": about["task"],
         "num_labels": len(about["labels"]),
@@ -276,8 +291,8 @@ def shown(about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _unchanged(job: Job, context: JobContext, current: TenantVersion, trained: Tenant) -> dict[str, Any]:
-    """Return the result of an update that keeps the current version; `scores` are that version's, on the new data.
+def unchanged(job: Job, context: JobContext, current: TenantVersion, card: TenantCard, why: str) -> dict[str, Any]:
+    """Return the result of an update that keeps the current version; the scores are those of `card`.
 
     Publishing the same weights again would retire an older version that differs. Raises ConflictError if another version
     is served by now, and what `JobLease.renew` raises.
@@ -292,17 +307,21 @@ def _unchanged(job: Job, context: JobContext, current: TenantVersion, trained: T
             f"tenant {current.tenant!r} is at version {number}, not {current.number}: it was changed meanwhile, look again"
         )
     retire_old(context, job)
-    about, metric = registered_about(trained.card), task_named(trained.card.task).metric
-    why = "training diverged, choose a lower learning rate"
-    if found := [row["dev"] for row in about["curve"] if math.isfinite(row["dev"])]:
-        why = f"no better on dev ({metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f})"
     return {
         "tenant": current.tenant,
         "version": current.number,
         "published": False,
         "why": f"{why}: version {current.number} stays",
-        **shown(about),
+        **shown(registered_about(card)),
     }
+
+
+def _why(trained: Tenant) -> str:
+    """Return why an update did not make its tenant better."""
+    about, metric = trained.card.about, task_named(trained.card.task).metric
+    if found := [row["dev"] for row in about["curve"] if math.isfinite(row["dev"])]:
+        return f"no better on dev ({metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f})"
+    return "training diverged, choose a lower learning rate"
 
 
 def _texts(count: int) -> str:

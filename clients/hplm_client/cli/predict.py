@@ -159,6 +159,8 @@ def _prediction_lines(prediction: Prediction) -> Iterator[str]:
         is_whole = len(prediction.spans) == 1 and span.start == 0 and span.end >= len(whole_text.rstrip())
         words = "" if is_whole else f"  {whole_text[span.start : span.end]!r}"
         yield f"  {span.label}  {span.score:.3f}{words}"
+    if (prediction.students or 1) > 1:
+        yield f"  (answered by {prediction.students} students)"
     if prediction.confidence is not None:
         late = ", because a larger base could not answer in time" if prediction.late else ""
         yield f"  (answered by {prediction.level}, confidence {prediction.confidence:.3f}{late})"

@@ -12,6 +12,7 @@ import typer
 from hplm.core.columns import Columns
 from hplm.errors import BadInputError
 from hplm.reporting.command_options import CommandGroup
+from hplm.reporting.student_lines import student_lines
 from hplm.reporting.tenant_lines import width_and_baselines
 from hplm.reporting.terminal_text import say, visible
 from hplm.tasks.task_loader import task_named, task_names
@@ -26,6 +27,7 @@ from hplm_client.cli.display import (
     warning_lines,
 )
 from hplm_client.cli.options import DEFAULT_URL, JobOptions, JsonOption, SeedOption, UrlOption, open_client
+from hplm_client.cli.students import StudentOptions
 from hplm_client.cli.submit_job import submit_job, upload_files
 from hplm_client.manage.answers import TenantDetails
 
@@ -37,11 +39,13 @@ app = CommandGroup(
 NameArgument = Annotated[str, typer.Argument(help="Name of the tenant.")]
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingOptions:
-    """The options of every command that trains a tenant, in front of those of every job."""
+TRAIN_HELP = "Labelled examples to train on: .jsonl, .csv, .tsv or .conll."
 
-    train: Annotated[Path, typer.Option(help="Labelled examples to train on: .jsonl, .csv, .tsv or .conll.")]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FurtherTrainingOptions:
+    """The options of every command that trains a tenant, without the examples to train on."""
+
     dev: Annotated[
         Path | None, typer.Option(help="Labelled examples that decide when to stop. Default: a part of --train.")
     ] = None
@@ -77,6 +81,13 @@ class TrainingOptions:
         str | None, typer.Option(help="Column of the label. Default: `label`, `score` or `labels`, in any case.")
     ] = None
     seed: SeedOption = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingOptions(FurtherTrainingOptions):
+    """The options of every command that trains a tenant, in front of those of every job."""
+
+    train: Annotated[Path, typer.Option(help=TRAIN_HELP)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +134,7 @@ ProofOption = Annotated[
 def create(
     training: TrainingOptions,
     target: TargetOptions,
+    student_options: StudentOptions,
     job: JobOptions,
     name: NameArgument,
     domain: Annotated[
@@ -143,6 +155,12 @@ def create(
             help="Bases of a cascade, small to large, with commas between: a small level answers what it is sure of."
         ),
     ] = None,
+    students: Annotated[
+        bool,
+        typer.Option(
+            "--students", help="Make shallow students over a trunk (--base), which answer together: the lowest latency."
+        ),
+    ] = False,
     proof: ProofOption = None,
 ) -> None:
     """Create a tenant on a running server: fine-tune it and serve it. It answers within a second after the job's end.
@@ -164,7 +182,11 @@ def create(
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
 
       hplm tenant create acme --train train.csv --levels minilm,mpnet --accuracy 0.88 --latency-ms 40 --proof proof.csv
+
+      hplm tenant create acme --train train.csv --unlabelled more.csv --base trunk-2 --students
     """
+    with printing_errors(job.as_json):
+        options = student_options.of_new_tenant(has_students=students, has_levels=levels is not None)
     request = {
         "tenant": name,
         "domain": domain,
@@ -172,6 +194,7 @@ def create(
         "base": base,
         "levels": None if levels is None else levels.split(","),
         "target": target.named or None,
+        "students": options,
     }
     _submit("tenant.create", request, training, job, pooling=pooling, proof=proof)
 
@@ -201,6 +224,52 @@ def update(
     """
     request = {"tenant": name, "domain": domain, "target": target.named or None}
     _submit("tenant.update", request, training, job, proof=proof)
+
+
+@app.command(name="students")
+def make_students(
+    further: FurtherTrainingOptions,
+    student_options: StudentOptions,
+    job: JobOptions,
+    name: NameArgument,
+    train: Annotated[Path | None, typer.Option(help=TRAIN_HELP)] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="Trunk of the students: `hplm base list` names it. Default: the server's only trunk."),
+    ] = None,
+    pooling: Annotated[str | None, typer.Option(help="Input of the head: mean or cls.")] = None,
+    least: Annotated[
+        int | None,
+        typer.Option(min=1, help="Answer each text by at least so many students, without training. Default: 1."),
+    ] = None,
+) -> None:
+    """Make shallow students of a tenant over a trunk, which answer together. The tenant's other versions stay.
+
+    The tenant's best model on --dev teaches the students, on all texts of --train and --unlabelled. With --least and without
+    --train nothing is trained: the server drops no more students of the tenant than that, however much work waits.
+
+    Examples:
+
+      hplm tenant students acme --train train.csv --unlabelled more.csv
+
+      hplm tenant students acme --train train.csv --base trunk-2 --form own --most-students 4
+
+      hplm tenant students acme --least 2
+    """
+    with printing_errors(job.as_json):
+        if (train is None) == (least is None):
+            raise BadInputError("give --train to make students, or --least to say how many students answer at least")
+    if train is None:
+        assert least is not None
+        with open_client(job.url, as_json=job.as_json) as client, printing_errors(job.as_json):
+            client.set_least_students(name, least)
+        number = "1 student answers" if least == 1 else f"{least} students answer"
+        outcome = {"tenant": name, "least_students": least}
+        print_outcome(outcome, f"at least {number} each text of tenant {name}", job.as_json)
+        return
+    training = TrainingOptions(train=train, **vars(further))
+    request = {"tenant": name, "base": base, "students": student_options.named}
+    _submit("tenant.students", request, training, job, proof=None, pooling=pooling)
 
 
 @app.command(name="target")
@@ -264,7 +333,7 @@ def show_tenant(
             say(line)
         return
     _print_summary(tenant)
-    for line in (*width_and_baselines(tenant.about), *warning_lines(tenant.about)):
+    for line in (*width_and_baselines(tenant.about), *student_lines(tenant.about), *warning_lines(tenant.about)):
         say(line)
     print_records(tenant.versions, ("version", "base", "created_s", "scores"), as_json=False)
 
@@ -361,7 +430,7 @@ def _submit(
         if (result := submit_job(client, action, request, job)) is not None:
             for line in (*warning_lines(result), *filter(None, [result.get("why")])):
                 say(line)
-            for line in width_and_baselines(result):
+            for line in (*width_and_baselines(result), *student_lines(result)):
                 say(line)
             _print_summary(client.show_tenant(request["tenant"], base=request.get("base")))
 
@@ -374,6 +443,8 @@ def _print_summary(tenant: TenantDetails) -> None:
         task = task_named(task).describe(tenant.about.get("labels", ()))
     summary = ", ".join(filter(None, (task, format_value("scores", tenant.about.get("scores", {})))))
     say(f"tenant {tenant.name} is at version {tenant.version} over {tenant.domain} {tenant.domain_version}: {summary}")
+    if tenant.least_students > 1:
+        say(f"at least {tenant.least_students} students answer each text")
     if len(tenant.bases) > 1:
         numbers = (
             f"{base} {number}" + (" (default)" if base == tenant.default_base else "")

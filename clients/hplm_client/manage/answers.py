@@ -69,7 +69,8 @@ class Tenant:
     """A tenant as the server serves it over `base`: its version, over one version of a domain.
 
     texts: 1, or 2 if a request is a pair of texts; None for a version that does not record the number. `bases` has the number
-    of the current version over each base of the tenant. A request that names no base gets `default_base`.
+    of the current version over each base of the tenant. A request that names no base gets `default_base`. Each text is
+    answered by at least `least_students` students, as far as the tenant has them.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Tenant:
     texts: int | None = None
     default_base: str = ""
     bases: dict[str, int] = field(default_factory=dict)
+    least_students: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Base:
     """A base that a server's repository serves: clients call it by `model`.
 
     `kind` is hierarchical or whole, `form` two-stage or fused. `process_bytes` is the memory of each model's processes, without
-    models whose processes the server cannot see.
+    models whose processes the server cannot see. `trunk_of` is the base that a trunk was distilled from, None for other bases.
     """
 
     model: str
@@ -125,6 +127,7 @@ class Base:
     form: str
     tenants: int
     process_bytes: dict[str, int] = field(default_factory=dict)
+    trunk_of: str | None = None
 
     @property
     def memory(self) -> str:

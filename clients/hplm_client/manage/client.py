@@ -114,6 +114,7 @@ class ManageClient:
         deterministic: bool | None = None,
         on_late: str | None = None,
         proof: SourceOrUpload | None = None,
+        students: Mapping[str, Any] | None = None,
         task: str | None = None,
         text_column: str | None = None,
         pair_column: str | None = None,
@@ -129,6 +130,8 @@ class ManageClient:
         whose accuracy on dev is at most 1 point below the best. `deterministic`: texts above the cut-off are never re-routed.
         `on_late`, `answer` or `refuse`, is for texts that cannot be re-routed in time.
 
+        With `students`, a mapping that may be empty, the tenant gets students over a trunk, as `train_students` makes them.
+
         A model whose upper layers are all trained on the labelled files labels the `unlabelled` texts, and the tenant learns
         these too. `text_column`, `pair_column` and `label_column` name columns of the files that have unusual names.
         `settings`: epochs, learning_rates, patience, pooling, adapter_width, seed. By default a narrow and a wide adapter are
@@ -141,6 +144,7 @@ class ManageClient:
             "base": base,
             "levels": None if levels is None else list(levels),
             "target": _target(accuracy, latency_ms, deterministic, on_late) or None,
+            "students": students,
             "task": task,
             "settings": settings,
         }
@@ -167,12 +171,42 @@ class ManageClient:
         Name unusual columns as for `create_tenant`; the server does not remember those of the previous version. A version that
         is no better on dev is not published: `published` in the job's result is false, and `why` says the reason. All levels
         of a cascade are updated as one, and their accuracy is proved again. If they do not prove the target, nothing is
-        published.
+        published. The students of a tenant are trained again, by the options that they were made with.
         """
         data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled, proof=proof)
         columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
         request = {"domain": domain, "base": base, "settings": settings}
         return self._submit("tenant.update", tenant=tenant, data=data, columns=columns, **request)
+
+    def train_students(
+        self,
+        tenant: str,
+        *,
+        train: SourceOrUpload,
+        dev: SourceOrUpload | None = None,
+        test: SourceOrUpload | None = None,
+        unlabelled: SourceOrUpload | None = None,
+        base: str | None = None,
+        form: str | None = None,
+        teacher: str | None = None,
+        most: int | None = None,
+        text_column: str | None = None,
+        pair_column: str | None = None,
+        label_column: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Make students of an existing tenant over the trunk `base`, by default the server's only trunk. Returns the job's id.
+
+        At `most` so many shallow students learn together what the teacher says of all texts, also of the `unlabelled`
+        ones. `form`: `shared`, adapters in the trunk's layers, or `own`, layers of each student's own. `teacher`: `auto` for
+        the tenant's best model on dev, `full` for a full fine-tuning, or the name of a base whose adapter teaches. The versions
+        of the tenant over other bases stay. Raises DataError for a task other than classification and regression.
+        """
+        data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled)
+        columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
+        students = _without_none(form=form, teacher=teacher, most=most)
+        request = {"base": base, "students": students, "settings": settings}
+        return self._submit("tenant.students", tenant=tenant, data=data, columns=columns, **request)
 
     def target_tenant(
         self,
@@ -192,10 +226,10 @@ class ManageClient:
         )
 
     def plan(self, action: str, *, told: Callable[[JobEvent], None] = lambda event: None, **request: Any) -> Plan:
-        """Return the cost of `tenant.create`, `tenant.update`, `domain.create` or `domain.update`, from a dry run.
+        """Return the cost of `tenant.create`, `tenant.update`, `tenant.students`, `domain.create` or `domain.update`.
 
-        A worker process reads the data, so that errors in them are raised here too. If no worker process answers within about
-        ten seconds, the call waits for one and calls `told` with each change.
+        A worker process makes a dry run: it reads the data, so that errors in them are raised here too. If no worker process
+        answers within about ten seconds, the call waits for one and calls `told` with each change.
         """
         if isinstance(data := request.get("data"), Mapping):
             request["data"] = _sources(**data)
@@ -224,6 +258,14 @@ class ManageClient:
         Raises UnknownVersionError. Raises ConflictError, which names the job, while an update of the tenant runs.
         """
         return int(self.ask("tenant.rollback", tenant=tenant, version=version)["version"])
+
+    def set_least_students(self, tenant: str, least: int) -> None:
+        """Answer each text of a tenant by at least `least` of its students within a second, without training.
+
+        A version with fewer students answers by all of them. Raises UnknownTenantError, or BadManageRequestError for a number
+        out of range.
+        """
+        self.ask("tenant.least_students", tenant=tenant, least=least)
 
     def show_tenant(self, tenant: str, *, base: str | None = None) -> TenantDetails:
         """Return a tenant as it is served over `base`, by default over its default base. Raises UnknownTenantError."""

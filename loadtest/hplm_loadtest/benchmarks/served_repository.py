@@ -70,20 +70,23 @@ class ServedRepository:
         return is_banked(self.store, self.store.path(tenant.path))
 
 
-def read_repository(models: Path) -> ServedRepository:
-    """Open the store and the base of a repository. Raises ConfigError, MissingArtifactError or CorruptArtifactError."""
-    settings, _, folder = load_serving_settings(models)
+def read_repository(models: Path, name: str | None = None) -> ServedRepository:
+    """Open the store and the base of a repository's model `name`, by default of its first base.
+
+    Raises ConfigError, MissingArtifactError or CorruptArtifactError.
+    """
+    settings, _, folder = load_serving_settings(models, name)
     store = Store((folder / settings.store).resolve(), settings.registry)
     return ServedRepository(store, bases.load(store.base(settings.base)), settings)
 
 
-def single_text_tenants(models: Path) -> list[str]:
-    """Return the names of a repository's tenants of single texts, sorted.
+def single_text_tenants(models: Path, name: str | None = None) -> list[str]:
+    """Return the names of the tenants of single texts of a repository's model `name`, by default of its first base, sorted.
 
     Benchmarks send single texts. Tenants of pairs are left out with a warning, because they would refuse a single text. Raises
     ConfigError if there are only tenants of pairs.
     """
-    single, pairs = tenants_by_texts(models)
+    single, pairs = tenants_by_texts(models, name)
     if pairs and not single:
         raise _all_take_pairs(models)
     if pairs:
@@ -93,10 +96,10 @@ def single_text_tenants(models: Path) -> list[str]:
     return single
 
 
-def tenants_by_texts(models: Path) -> tuple[list[str], list[str]]:
-    """Return the names of a repository's tenants, sorted: those of single texts, and those of pairs."""
+def tenants_by_texts(models: Path, name: str | None = None) -> tuple[list[str], list[str]]:
+    """Return the names of the tenants of a repository's base, sorted: those of single texts, and those of pairs."""
     names: tuple[list[str], list[str]] = [], []
-    with read_repository(models).open_tenants() as (bank, tenants):
+    with read_repository(models, name).open_tenants() as (bank, tenants):
         for tenant in tenants:
             names[_takes_pairs(bank, tenant)].append(tenant.name)
     return names

@@ -22,12 +22,14 @@ from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.engine.lookup import plot_lookup
 from hplm_loadtest.benchmarks.engine.upper import upper_layers
 from hplm_loadtest.benchmarks.papers.batching import MODES, batching
+from hplm_loadtest.benchmarks.papers.length_buffer import length_buffer
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
 from hplm_loadtest.benchmarks.served_repository import DEMO
 from hplm_loadtest.benchmarks.serving.burst import burst
 from hplm_loadtest.benchmarks.serving.cascade import CascadeLoad, cascade
 from hplm_loadtest.benchmarks.serving.memory import COUNTS as MEMORY_TENANTS
 from hplm_loadtest.benchmarks.serving.memory import memory_by_tenants
+from hplm_loadtest.benchmarks.serving.mixed import mixed
 from hplm_loadtest.benchmarks.serving.overload import TIMES as OVERLOAD_TIMES
 from hplm_loadtest.benchmarks.serving.overload import overload
 from hplm_loadtest.benchmarks.serving.pipeline import pipeline
@@ -35,6 +37,7 @@ from hplm_loadtest.benchmarks.serving.request import whole_requests
 from hplm_loadtest.benchmarks.serving.response import TENANTS as RESPONSE_TENANTS
 from hplm_loadtest.benchmarks.serving.response import response
 from hplm_loadtest.benchmarks.serving.route import route
+from hplm_loadtest.benchmarks.serving.students import StudentsLoad, students
 from hplm_loadtest.benchmarks.serving.throughput_by_tenants import TENANTS as THROUGHPUT_TENANTS
 from hplm_loadtest.benchmarks.serving.throughput_by_tenants import (
     Load,
@@ -161,6 +164,39 @@ def bench_route(
     route(models, texts, rounds, pairs, in_flight, seconds).publish(json_file)
 
 
+@app.command(name="mixed")
+def bench_mixed(
+    rates: Annotated[
+        list[str], typer.Option("--rate", help="NAME=REQUESTS_PER_SECOND of a base's model; once for each base.")
+    ],
+    models: ModelsOption = DEMO,
+    texts: TextsOption = "unseen",
+    rounds: RoundsOption = 5,
+    duration_s: Annotated[float, typer.Option("--duration", min=0.5, help="Seconds of each load.")] = 8.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure response times of two bases or more of one server: each alone, and all together at the same rates.
+
+    Example: hplm bench mixed --models models --rate hbert=120 --rate minilm=60
+    """
+    mixed(models, rates_of(rates), texts, rounds, duration_s).publish(json_file)
+
+
+def rates_of(values: Sequence[str]) -> dict[str, float]:
+    """Read `NAME=REQUESTS_PER_SECOND`. Raises ConfigError for anything else, and for a name that is given twice."""
+    rates: dict[str, float] = {}
+    for value in values:
+        name, _, rate = value.partition("=")
+        try:
+            per_s = float(rate)
+        except ValueError:
+            raise ConfigError(f"--rate {value!r} is not NAME=REQUESTS_PER_SECOND, for example hbert=120") from None
+        if name in rates:
+            raise ConfigError(f"--rate names {name!r} twice")
+        rates[name] = per_s
+    return rates
+
+
 @app.command(name="cascade")
 def bench_cascade(
     output: Output,
@@ -185,6 +221,35 @@ def bench_cascade(
         rounds, singles, seconds = 1, min(singles, 40), min(seconds, 3.0)
     load = CascadeLoad(rounds, singles, in_flight, seconds)
     cascade(models, requests, load, output.picture).publish(output.json_file)
+
+
+@app.command(name="students")
+def bench_students(
+    output: Output,
+    trace: Annotated[Path, typer.Option(help="Recorded arrivals: a CSV file with a column TIMESTAMP.")],
+    models: ModelsOption = Path("build/fleet-students/models"),
+    requests: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines of task, tenant, text, label; default: the fleet's texts to all tenants."),
+    ] = None,
+    rounds: RoundsOption = StudentsLoad.rounds,
+    singles: Annotated[
+        int, typer.Option(min=10, help="Requests to each variant, one at a time, per round.")
+    ] = StudentsLoad.singles,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = StudentsLoad.in_flight,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds of each load.")] = StudentsLoad.seconds,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch in the engines that are timed here.")] = 1,
+) -> None:
+    """Measure students by their number beside other bases: engine, latency, throughput, a burst (Student Parallelism, Table 2).
+
+    The repository serves one trunk and other bases, with the same tenants: `hplm build fleet --students 6`.
+
+    Example: hplm bench students --trace trace.csv --models build/fleet-students/models --json students.json --picture burst.svg
+    """
+    if output.quick:
+        rounds, singles, seconds = 1, min(singles, 30), min(seconds, 3.0)
+    load = StudentsLoad(rounds, singles, in_flight, seconds)
+    students(models, trace, requests, load, threads, output.picture).publish(output.json_file)
 
 
 @app.command(name="response")
@@ -417,6 +482,21 @@ def bench_schedulers(
     if output.quick:
         rounds, seconds, settings = 1, min(seconds, 5.0), settings[1:2]
     schedulers(models, policy, settings, rounds, seconds, output.picture).publish(output.json_file)
+
+
+@app.command(name="length-buffer")
+def bench_length_buffer(
+    trace: Annotated[Path, typer.Option(help="Recorded arrivals: a CSV file with a column TIMESTAMP.")],
+    models: FleetOption = FLEET,
+    model: Annotated[str | None, typer.Option(help="Model whose base is timed; default: the first base's.")] = None,
+    rounds: RoundsOption = 5,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the length-aware buffer with packed batches: batches are timed, and the queue is simulated under a trace.
+
+    Example: hplm bench length-buffer --trace trace.csv --models build/fleet-students/models --model students --json buffer.json
+    """
+    length_buffer(models, model, trace, rounds).publish(json_file)
 
 
 @app.command(name="pipeline")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -36,18 +36,36 @@ Send = Callable[[int, bytes], Coroutine[None, None, None]]
 Call = Callable[..., Awaitable[bytes]]
 
 
-def open_loop(url: str, plan: LoadPlan, *, timeout_s: float = 30.0) -> Run:
+def open_loop(url: str, plan: LoadPlan, *, timeout_s: float = 30.0, model: str = wire.MODEL) -> Run:
     """Send each request at its planned time whatever the server does. Raises UnreachableError if no server listens.
 
     A process of its own sends, so that no thread of the caller delays a request.
     """
     with ProcessPoolExecutor(1, _PROCESSES) as pool:
-        return pool.submit(open_loop_here, url, plan, timeout_s).result()
+        return pool.submit(open_loop_here, url, plan, timeout_s, model).result()
 
 
-def open_loop_here(url: str, plan: LoadPlan, timeout_s: float) -> Run:
+def open_loop_here(url: str, plan: LoadPlan, timeout_s: float, model: str = wire.MODEL) -> Run:
     """Run `open_loop` in this process."""
-    return asyncio.run(_open(url, plan, timeout_s))
+    return asyncio.run(_open(url, plan, timeout_s, model))
+
+
+def open_loop_with_answers(
+    url: str, plan: LoadPlan, outputs: Sequence[str], *, timeout_s: float = 30.0, model: str = wire.MODEL
+) -> tuple[Run, list[bytes | None]]:
+    """Run `open_loop`; return its run, and the serialised answer to each request, None without one.
+
+    `outputs` are further outputs to ask for. Keeping answers costs the generator memory, but no time.
+    """
+    with ProcessPoolExecutor(1, _PROCESSES) as pool:
+        return pool.submit(_open_with_answers, url, plan, timeout_s, model, tuple(outputs)).result()
+
+
+def _open_with_answers(
+    url: str, plan: LoadPlan, timeout_s: float, model: str, outputs: tuple[str, ...]
+) -> tuple[Run, list[bytes | None]]:
+    answers: list[bytes | None] = [None] * len(plan.requests)
+    return asyncio.run(_open(url, plan, timeout_s, model, outputs, answers)), answers
 
 
 def closed_loop(
@@ -84,12 +102,19 @@ def _closed_part(url: str, requests: Requests, in_flight: int, timeout_s: float,
     return asyncio.run(_closed(url, requests, in_flight, timeout_s, model))
 
 
-async def _open(url: str, plan: LoadPlan, timeout_s: float) -> Run:
-    messages = infer_messages(plan.requests)
+async def _open(
+    url: str,
+    plan: LoadPlan,
+    timeout_s: float,
+    model: str,
+    outputs: Sequence[str] = (),
+    answers: list[bytes | None] | None = None,
+) -> Run:
+    messages = infer_messages(plan.requests, model, outputs)
     async with AsyncExitStack() as stack:
         calls = await _connect(url, stack)
         recorder = Recorder(plan.times_s, plan.requests.deadlines_s, plan.duration_s)
-        send = _sender(url, calls, recorder, timeout_s)
+        send = _sender(url, calls, recorder, timeout_s, answers)
         tasks = []
         for index, planned_s in enumerate(plan.times_s.tolist()):
             # If the generator is late, it sleeps for 0 s, so that requests under way can proceed between two sends.
@@ -133,15 +158,19 @@ async def _connect(url: str, stack: AsyncExitStack) -> list[Call]:
     return calls
 
 
-def _sender(url: str, calls: list[Call], recorder: Recorder, timeout_s: float) -> Send:
+def _sender(
+    url: str, calls: list[Call], recorder: Recorder, timeout_s: float, answers: list[bytes | None] | None = None
+) -> Send:
     async def send(index: int, message: bytes) -> None:
         recorder.sent(index)
         try:
-            await calls[index % len(calls)](message, timeout=timeout_s)
+            answer = await calls[index % len(calls)](message, timeout=timeout_s)
         except grpc.RpcError as error:
             recorder.done(index, code_of(error, url))
         else:
             recorder.done(index, ANSWERED)
+            if answers is not None:
+                answers[index] = answer
 
     return send
 

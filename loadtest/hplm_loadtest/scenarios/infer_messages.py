@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hplm_client.infer_tensors import deadline_us
 from tritonclient.grpc import service_pb2
@@ -13,8 +14,8 @@ from hplm_loadtest.workloads.load_plan import Requests
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
-def infer_messages(requests: Requests, model: str = wire.MODEL) -> list[bytes]:
-    """Return one message to `model` per request, in order, with the outputs that `hplm_client` asks for.
+def infer_messages(requests: Requests, model: str = wire.MODEL, outputs: Sequence[str] = ()) -> list[bytes]:
+    """Return one message to `model` per request, in order, with the outputs that `hplm_client` asks for, and with `outputs`.
 
     Requests have single texts.
     """
@@ -22,7 +23,7 @@ def infer_messages(requests: Requests, model: str = wire.MODEL) -> list[bytes]:
     common = service_pb2.ModelInferRequest(model_name=model)
     for name in (wire.TEXT, wire.TENANT):
         common.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
-    for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED):
+    for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *outputs):
         common.outputs.add(name=name)
     head = common.SerializeToString()
     messages = []

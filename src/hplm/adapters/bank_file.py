@@ -1,9 +1,9 @@
 """Many tenants in one file: a fleet that opens in milliseconds and loads a tenant with one read.
 
-An artifact of three files. `adapters.bin` holds bfloat16 `[tenants, L, P]`, each layer contiguous, see `packed`. `heads.bin`
-holds the heads in float32, one after another. `cards.jsonl` has a line for each tenant: its card, where its head starts, and
-the checksum over card, adapter and head. The checksum is XXH3, which takes a thirtieth of SHA-256's time, because a tenant is
-checked each time it is loaded.
+An artifact of three files. `adapters.bin` holds bfloat16 `[adapters, L, P]`, each layer contiguous, see `packed`: each tenant's
+adapter, or those of its students. `heads.bin` holds the heads in float32, one after another. `cards.jsonl` has a line for each
+tenant: its card, its students' alphas and scores, where its head starts, and the checksum over card, adapters and head. The
+checksum is XXH3, which takes a thirtieth of SHA-256's time, because a tenant is checked each time it is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import xxhash
 
 from hplm.adapters.buffers import Buffers
 from hplm.adapters.packed import PackedAdapter, packed_width, to_bfloat16
+from hplm.adapters.students import Students, check_alphas
 from hplm.adapters.tenant import Head, Tenant, TenantCard, card_meta, parse_card
 from hplm.core.names import check_name
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError
@@ -30,11 +31,13 @@ from hplm.store import artifact
 
 KIND = "bank"
 LAYOUT = "transposed"  # of PackedAdapter's matrices; another layout has the same sizes, so it is refused by name
+# The layout of a bank in which a tenant has students: a server that knows none would look for adapters in the wrong rows.
+LAYOUT_WITH_STUDENTS = "transposed, students"
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A line of `cards.jsonl`: the tenant's row in `adapters.bin`, the line itself, its first number in `heads.bin`.
+    """A line of `cards.jsonl`: the tenant's first row in `adapters.bin`, the line itself, its first number in `heads.bin`.
 
     The line is kept as text: parsed cards, with their curves and confusions, take three times the memory.
     A head is its weight, its bias, and its transitions if the card has them.
@@ -49,6 +52,11 @@ class _Entry:
     def card(self) -> dict[str, Any]:
         """The card's values, as `hplm.adapters.tenant.card_meta` writes them."""
         return json.loads(self.line)["card"]
+
+    @property
+    def students(self) -> dict[str, list[float]] | None:
+        """The alphas and the scores of the students, None for an ordinary tenant."""
+        return json.loads(self.line).get("students")
 
 
 class BankFile:
@@ -66,7 +74,7 @@ class BankFile:
         files = ExitStack()
         weakref.finalize(self, files.close)
         try:
-            if meta["layout"] != LAYOUT:
+            if meta["layout"] not in (LAYOUT, LAYOUT_WITH_STUDENTS):
                 raise CorruptArtifactError(f"{folder} has adapters laid out as {meta['layout']!r}: build it again")
             if meta["base"] != fingerprint:
                 raise WrongBaseError(f"{folder} was made over base {meta['base']}, this base is {fingerprint}")
@@ -74,9 +82,11 @@ class BankFile:
             self._buffers = Buffers((layers, packed_width(self._hidden, self._reduced)), np.uint16)
             self._adapters, self._heads = (_opened(stored, name, files) for name in ("adapters.bin", "heads.bin"))
             self._entries: dict[str, _Entry] = {}
-            for row, line in enumerate(stored.read_bytes("cards.jsonl", verify=True).splitlines()):
+            row = 0
+            for line in stored.read_bytes("cards.jsonl", verify=True).splitlines():
                 values = json.loads(line)
                 self._entries[values["card"]["name"]] = _Entry(row, line, values["head_start"], values["xxh3_128"])
+                row += values["card"].get("students", 1)
         except BaseException as error:
             # Closed now: the error's traceback would keep the files open.
             files.close()
@@ -103,15 +113,30 @@ class BankFile:
         card = parse_card(meta, f"{self.folder}: {name}")
         labels, outputs = len(card.labels), card.outputs
         size = outputs * (self._hidden + 1) + (labels * (1 + labels) if card.transitions else 0)
-        packed, head = self._buffers.take(), np.empty(size, np.float32)
-        is_whole = _fill(packed, self._adapters, entry.row * packed.nbytes)
+        adapters, head = [self._buffers.take() for _ in range(card.students)], np.empty(size, np.float32)
+        is_whole = all(_fill(one, self._adapters, row * one.nbytes) for row, one in enumerate(adapters, entry.row))
         is_whole = is_whole and _fill(head, self._heads, entry.head_start * head.itemsize)
-        if not is_whole or (verify and _digest(meta, packed, head) != entry.xxh3_128):
+        if not is_whole or (verify and _digest(meta, entry.students, adapters, head) != entry.xxh3_128):
             raise CorruptArtifactError(f"{self.folder}: the weights of {name} do not match their checksum")
         weight, bias, transitions = np.split(head, (outputs * self._hidden, outputs * (self._hidden + 1)))
         moves = transitions.reshape(1 + labels, labels) if card.transitions else None
         parts = Head(weight.reshape(outputs, self._hidden), bias, moves)
-        return Tenant(card, PackedAdapter(packed, self._hidden, self._reduced), parts, entry.xxh3_128[:16])
+        packed = tuple(PackedAdapter(one, self._hidden, self._reduced) for one in adapters)
+        students = None if card.is_ordinary else self._students(card, entry.students, packed)
+        return Tenant(card, packed[0], parts, entry.xxh3_128[:16], students)
+
+    def _students(
+        self, card: TenantCard, values: dict[str, list[float]] | None, packed: tuple[PackedAdapter, ...]
+    ) -> Students:
+        """Return the students of a line's `values`. Raises CorruptArtifactError."""
+        try:
+            if values is None or card.student_form != "shared":
+                raise ValueError(f"students of the form {card.student_form}: {values!r}")
+            alphas = np.array(values["alphas"], np.float32)
+            check_alphas(alphas, card.students)
+            return Students(alphas, packed, None, tuple(map(float, values["scores"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptArtifactError(f"{self.folder}: {card.name}: not a tenant's students ({error!r})") from error
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -122,7 +147,8 @@ class BankFile:
 def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
     """Publish a bank of tenants, which may come one by one from a generator; return how many came.
 
-    All must have base `base`, a fingerprint, adapters of one size, and different names.
+    All must have base `base`, a fingerprint, adapters of one size, and different names. Tenants may have students, in different
+    numbers. Raises ConfigError otherwise, and for students of the form `own`: a tenant with own layers has its own folder.
     """
     meta: dict[str, Any] = {"base": base, "layout": LAYOUT}
     seen: set[str] = set()
@@ -135,21 +161,33 @@ def write(folder: Path, base: str, tenants: Iterable[Tenant]) -> int:
         ):
             for tenant in tenants:
                 packed, name = tenant.packed, check_name(tenant.card.name)
+                if tenant.card.student_form == "own":
+                    raise ConfigError(f"tenant {name} has students with own layers: publish it in a folder of its own")
                 shape = {
                     "layers": len(packed.weights),
                     "hidden_size": packed.hidden_size,
                     "reduced_size": packed.reduced_size,
                 }
-                if tenant.card.base != base or name in seen or (seen and meta | shape != meta):
+                sizes = {(len(one.weights), one.hidden_size, one.reduced_size) for one in tenant.adapters}
+                fits = len(sizes) == 1 and (not seen or meta | shape == meta)
+                if tenant.card.base != base or name in seen or not fits:
                     raise ConfigError(f"tenant {name} does not fit the bank: another base, size, or the name again")
                 meta.update(shape)
                 seen.add(name)
-                weights = packed.weights if packed.weights.dtype == np.uint16 else to_bfloat16(packed.weights)
+                weights = [_bits(one) for one in tenant.adapters]
                 head = np.concatenate([array.ravel() for array in tenant.head.arrays.values()]).astype(np.float32)
-                adapters.write(weights.tobytes())
+                for one in weights:
+                    adapters.write(one.tobytes())
                 heads.write(head.tobytes())
                 card = json.loads(json.dumps(card_meta(tenant.card)))
-                line = {"card": card, "head_start": head_start, "xxh3_128": _digest(card, weights, head)}
+                students = None
+                if tenant.students is not None:
+                    meta["layout"] = LAYOUT_WITH_STUDENTS
+                    alphas, scores = tenant.students.alphas.tolist(), list(tenant.students.scores)
+                    students = {"alphas": alphas, "scores": scores}
+                line: dict[str, Any] = {"card": card, "head_start": head_start}
+                line |= {} if students is None else {"students": students}
+                line["xxh3_128"] = _digest(card, students, weights, head)
                 cards.write(json.dumps(line) + "\n")
                 head_start += len(head)
         if not seen:
@@ -165,9 +203,21 @@ def signature(folder: Path) -> tuple[int, ...]:
     return manifest.st_ino, manifest.st_mtime_ns, *(file.st_ino for file in files)
 
 
-def _digest(card: dict[str, Any], packed: npt.NDArray[Any], head: npt.NDArray[np.float32]) -> str:
+def _bits(packed: PackedAdapter) -> npt.NDArray[Any]:
+    return packed.weights if packed.weights.dtype == np.uint16 else to_bfloat16(packed.weights)
+
+
+def _digest(
+    card: dict[str, Any],
+    students: dict[str, list[float]] | None,
+    adapters: Sequence[npt.NDArray[Any]],
+    head: npt.NDArray[np.float32],
+) -> str:
     digest = xxhash.xxh3_128(json.dumps(card, sort_keys=True).encode())
-    digest.update(packed.data)
+    if students is not None:
+        digest.update(json.dumps(students, sort_keys=True).encode())
+    for weights in adapters:
+        digest.update(weights.data)
     digest.update(head.data)
     return digest.hexdigest()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +13,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as packed_arrays
 
+from hplm.adapters import students as student_files
 from hplm.adapters.packed import Adapter, Float32, PackedAdapter, Place, all_finite, pack, unpack
+from hplm.adapters.students import Form, Students
 from hplm.errors import ConfigError, CorruptArtifactError, WrongBaseError, unusable
 from hplm.store import artifact
 from hplm.tasks.task_loader import task_named
@@ -54,6 +56,7 @@ class TenantCard:
     for a pair, are a text to try. `adapter_at`: where in each layer the adapter stands; cards without it are older than the
     choice. `transitions`: whether the head has transitions, without which its taggings would be wrong. `word_window`: the
     number of words whose outputs decide a tag, by the mean of each word's tokens; 1 means the word's first token alone.
+    `students`: the number of students that may answer together, see `hplm.adapters.students`, and `student_form` their form.
     """
 
     name: str
@@ -68,21 +71,32 @@ class TenantCard:
     adapter_at: Place = "attention"
     transitions: bool = False
     word_window: int = 1
+    students: int = 1
+    student_form: Form = "shared"
 
     @property
     def outputs(self) -> int:
         """Number of the head's outputs."""
         return self.word_window * len(self.labels)
 
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether the tenant is one adapter and one head, without students."""
+        return self.students == 1 and self.student_form == "shared"
+
 
 @dataclass(frozen=True)
 class Tenant:
-    """One tenant at one version: `version` is the fingerprint of its files, so equal versions are equal weights."""
+    """One tenant at one version: `version` is the fingerprint of its files, so equal versions are equal weights.
+
+    `packed` is the adapter, or the first student's; of the form `own` it has no layers. An ordinary tenant has no `students`.
+    """
 
     card: TenantCard
     packed: PackedAdapter
     head: Head
     version: str = ""
+    students: Students | None = None
 
     @property
     def adapter(self) -> Adapter:
@@ -92,24 +106,52 @@ class Tenant:
     @property
     def is_finite(self) -> bool:
         """Whether no weight is NaN or infinite."""
-        return all(map(all_finite, (self.packed.weights, *self.head.arrays.values())))
+        is_finite = all(map(all_finite, (self.packed.weights, *self.head.arrays.values())))
+        return is_finite and (self.students is None or self.students.is_finite)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights in host memory."""
-        return self.packed.weights.nbytes + sum(array.nbytes for array in self.head.arrays.values())
+        students = 0 if self.students is None else self.students.num_bytes
+        return self.packed.weights.nbytes + sum(array.nbytes for array in self.head.arrays.values()) + students
 
     @cached_property
     def key(self) -> str:
         """The key of the tenant's adapter slot. An update has another key, so its weights never mix with those it replaces."""
         return f"{self.card.name}@{self.version}"
 
+    @property
+    def adapters(self) -> tuple[PackedAdapter, ...]:
+        """The adapters of all students, of an ordinary tenant its adapter; none of the form `own`."""
+        return (self.packed,) if self.students is None else self.students.packed
+
+    def with_adapters(self, adapters: Sequence[PackedAdapter]) -> Tenant:
+        """Return the tenant with the same adapters in another form, in the order of `adapters`."""
+        if not adapters:
+            return self
+        students = None if self.students is None else replace(self.students, packed=tuple(adapters))
+        return replace(self, packed=adapters[0], students=students)
+
+    @cached_property
+    def members(self) -> tuple[Tenant, ...]:
+        """Each student as a tenant with an adapter slot of its own. The first has the key of the tenant itself."""
+        if self.students is None or self.students.own is not None:
+            return (self,)
+        return tuple(
+            Tenant(self.card, packed, self.head, f"{self.version}#{number}" if number else self.version)
+            for number, packed in enumerate(self.students.packed)
+        )
+
 
 def save(folder: Path, tenant: Tenant) -> None:
-    """Publish a tenant."""
+    """Publish a tenant. Raises ConfigError if its students have own layers that are too large."""
+    assert tenant.card.is_ordinary == (tenant.students is None)
     with artifact.publish(folder, KIND, card_meta(tenant.card)) as partial:
-        arrays = {f"adapter.{name}": array for name, array in vars(tenant.adapter).items()}
-        arrays |= {f"head.{name}": array for name, array in tenant.head.arrays.items()}
+        arrays: dict[str, Any] = {f"head.{name}": array for name, array in tenant.head.arrays.items()}
+        if tenant.adapters:
+            arrays |= {f"adapter.{name}": array for name, array in vars(tenant.adapter).items()}
+        if tenant.students is not None:
+            arrays |= student_files.arrays_of(tenant.students)
         # Of a full disk safetensors' own writing raises another error than OSError.
         (partial / "weights.safetensors").write_bytes(
             packed_arrays({name: np.ascontiguousarray(array) for name, array in arrays.items()})
@@ -125,6 +167,10 @@ def card_meta(card: TenantCard) -> dict[str, Any]:
         del meta["transitions"]
     if card.word_window == 1:
         del meta["word_window"]
+    if card.students == 1:
+        del meta["students"]
+    if card.student_form == "shared":
+        del meta["student_form"]
     return meta
 
 
@@ -154,6 +200,10 @@ def parse_card(meta: dict[str, Any], where: str) -> TenantCard:
             raise ValueError(f"transitions {card.transitions!r} of a {card.task}")
         if type(card.word_window) is not int or card.word_window not in task.word_windows:
             raise ValueError(f"a word window of {card.word_window!r} of a {card.task}")
+        if type(card.students) is not int or card.students < 1 or card.student_form not in get_args(Form):
+            raise ValueError(f"{card.students!r} students of the form {card.student_form!r}")
+        if task.reads_tokens and not card.is_ordinary:
+            raise ValueError(f"students of a {card.task}")
         if task.fixed_labels not in (None, card.labels):
             raise ValueError(f"labels {card.labels!r} of a {card.task}")
         return card
@@ -181,10 +231,8 @@ def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: boo
     try:
         # Read once and checked in memory, because the file may be replaced between two reads.
         arrays = load_arrays(stored.read_bytes("weights.safetensors", verify=verify))
-        adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
         head = Head(arrays["head.weight"], arrays["head.bias"], arrays.get("head.transitions"))
-        layers, reduced, hidden = adapter.down.shape
-        shapes = [array.shape for array in (adapter.down_bias, adapter.up, adapter.up_bias, head.weight, head.bias)]
+        packed, students = _parse_adapters(card, arrays)
     except OSError as error:
         raise unusable(f"{folder}: the weights cannot be read", error) from error
     except (KeyError, ValueError, SafetensorError) as error:
@@ -193,9 +241,23 @@ def load(folder: Path, *, fingerprint: str, name: str | None = None, verify: boo
     moves = None if head.transitions is None else head.transitions.shape
     fits = moves == ((1 + labels, labels) if card.transitions else None)
     outputs = card.outputs
-    wanted = [(layers, reduced), (layers, hidden, reduced), (layers, hidden), (outputs, hidden), (outputs,)]
-    if shapes != wanted or not fits:
+    if not fits or head.weight.shape != (outputs, packed.hidden_size) or head.bias.shape != (outputs,):
         raise CorruptArtifactError(
             f"{folder}: the weights do not fit each other or the {labels} labels; fine-tune it again"
         )
-    return Tenant(card, pack(adapter), head, stored.fingerprint)
+    return Tenant(card, packed, head, stored.fingerprint, students)
+
+
+def _parse_adapters(card: TenantCard, arrays: Mapping[str, Any]) -> tuple[PackedAdapter, Students | None]:
+    """Parse the adapter and the students of a file's arrays. Raises KeyError or ValueError."""
+    if card.student_form == "own":
+        students = student_files.parse(arrays, card.students, None)
+        assert students.own is not None
+        return student_files.no_adapter(students.own.hidden_size), students
+    adapter = Adapter(*(arrays[f"adapter.{name}"] for name in ("down", "down_bias", "up", "up_bias")))
+    layers, reduced, hidden = adapter.down.shape
+    wanted = [(layers, reduced), (layers, hidden, reduced), (layers, hidden)]
+    if [array.shape for array in (adapter.down_bias, adapter.up, adapter.up_bias)] != wanted:
+        raise ValueError("the adapter's parts do not fit each other")
+    packed = pack(adapter)
+    return packed, None if card.is_ordinary else student_files.parse(arrays, card.students, packed)

@@ -177,6 +177,7 @@ class EncodeSettings(StageSettings):
     If `num_slots` is None, `hplm.engine.adapter_slots.choose_slots` chooses by the device. `fine_prefetch` is HMI 6.2.
     `batch_rows` and `row_tokens` are TCB's B and L. `policy_settings` are the arguments of a policy of `hplm.scheduling`.
     `quantization` int8 computes the layers' products with 8-bit integers, see `hplm.engine.kernels.int8`.
+    `students_*` are the rules of `hplm.scheduling.student_number`.
     """
 
     num_slots: int | None = None
@@ -192,6 +193,9 @@ class EncodeSettings(StageSettings):
     starve_after_s: float = 2.0
     compute_nice: int = -20
     pad_to: int = 0
+    students_fall_batches: float = 1.0
+    students_quiet_s: float = 2.0
+    students_rise_share: float = 0.7
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,7 +204,8 @@ class EncodeSettings(StageSettings):
             at_least(self, 2, "num_slots")
         at_least(self, 1, "reduction_factor", "host_cache_mb", "batch_rows", "row_tokens")
         _within(self, "compute_nice", -20, 19)
-        _positive(self, "starve_after_s")
+        _positive(self, "starve_after_s", "students_fall_batches", "students_quiet_s")
+        _within(self, "students_rise_share", 0.01, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

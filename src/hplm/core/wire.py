@@ -18,6 +18,7 @@ LABEL = "LABEL"  # BYTES [k]: one for a classification, one per entity for a tag
 SCORE = "SCORE"  # FP32 [k]: probability of the label; for an entity the mean over its words; for a regression the value
 SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive; for those of a pair see `hplm.core.text`
 TRUNCATED = "TRUNCATED"  # BOOL [1]: the text was longer than the base's maximum and was cut
+STUDENTS = "STUDENTS"  # INT32 [1]: how many of the tenant's students have answered; 1 if it has none
 LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], if requested
 # Fills the logits of several texts up to the largest. It is the least float32, which no head computes: JSON has it, unlike
 # NaN, and a softmax gives it 0.

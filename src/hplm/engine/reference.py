@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hplm.adapters.packed import from_bfloat16
+from hplm.adapters.students import OWN_TENSORS
 from hplm.adapters.tenant import Tenant
 from hplm.core.settings import BaseConfig
 from hplm.engine import lower_layers as lowers
@@ -214,8 +217,38 @@ def logits(encoder: UpperLayers, hidden: Tensor, tenant: Tenant) -> Tensor:
     """Return the head's outputs: `[1, labels]`, or `[T, n * labels]` if the task reads tokens."""
     last = upper(encoder, hidden, tenant)
     if not task_named(tenant.card.task).reads_tokens:
-        last = last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
+        last = _pool(tenant, last)
     return last @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
+
+
+def students(encoder: UpperLayers, hidden: Tensor, tenant: Tenant, count: int) -> Tensor:
+    """Return the logits `[1, labels]` of a tenant's first `count` students, computed one after another."""
+    assert tenant.students is not None
+    summed = torch.zeros(1, tenant.head.weight.shape[1])
+    for number in range(count):
+        if tenant.students.own is None:
+            member = Tenant(tenant.card, tenant.students.packed[number], tenant.head)
+            last = upper(encoder, hidden, member)
+        else:
+            last = upper(own_layers(encoder, tenant, number), hidden, None)
+        summed += float(tenant.students.alphas[number]) * _pool(tenant, last)
+    return summed @ torch.from_numpy(tenant.head.weight).T + torch.from_numpy(tenant.head.bias)
+
+
+def own_layers(encoder: UpperLayers, tenant: Tenant, number: int) -> UpperLayers:
+    """Return `encoder` with the own layers of a tenant's student, by its number from 0, in fp32."""
+    assert tenant.students is not None
+    assert tenant.students.own is not None
+    student = copy.deepcopy(encoder)
+    for index, layer in enumerate(student.layers):
+        for name, tensor in zip(OWN_TENSORS, tenant.students.own.tensors, strict=True):
+            layer.get_parameter(name).data = torch.from_numpy(from_bfloat16(tensor[number, index]))
+    return student
+
+
+def _pool(tenant: Tenant, last: Tensor) -> Tensor:
+    """Return the row `[1, H]` that the head reads: `[CLS]`, or the mean of all tokens."""
+    return last[:1] if tenant.card.pooling == "cls" else last.mean(0, keepdim=True)
 
 
 def answered(encoder: UpperLayers, hidden: Tensor, tenant: Tenant, tokens: Tokens) -> Logits:

@@ -10,6 +10,7 @@ from hplm.engine.encode import EncodeEngine
 from hplm.engine.kernels.int8 import Ranges, check_int8
 from hplm.engine.kernels.int8_ranges import measure_ranges
 from hplm.engine.lower_layers import load_lower
+from hplm.errors import ConfigError
 from hplm.models.base import Base
 from hplm.models.device import choose_dtype, count_cores
 from hplm.profiles.profile import Conditions
@@ -25,6 +26,11 @@ def make_engine(
     Raises ConfigError if the device cannot compute as the settings say, or an ArtifactError for a damaged base.
     """
     config = base.config
+    if base.is_trunk and settings.batching != "packed":
+        raise ConfigError(
+            f"base {config.name} is a trunk, whose tenants may have students: they want batching packed, it is "
+            f"{settings.batching}"
+        )
     upper = base.load_upper()
     dtype = choose_dtype(settings.dtype, device, settings.quantization)
     int8: list[Ranges] = []

@@ -22,18 +22,22 @@ def survey_bases(models: Path, store: Store, registry: Registry, processes: Mapp
     tenants: Counter[str] = Counter()
     for (base, _), count in registry.tenants_by_domain().items():
         tenants[base] += count
-    return [
-        {
-            "model": served.name,
-            "base": served.base,
-            "kind": read_base(store.base(served.base), verify=False).kind,
-            "form": served.form,
-            "tenants": tenants[served.base],
-            "process_bytes": {
-                model: sum(map(count_process_memory, processes[model]))
-                for model in names(served.roles)
-                if model in processes
-            },
-        }
-        for served in served_bases(models)
-    ]
+    survey = []
+    for served in served_bases(models):
+        folder = read_base(store.base(served.base), verify=False)
+        survey.append(
+            {
+                "model": served.name,
+                "base": served.base,
+                "kind": folder.kind,
+                "form": served.form,
+                "tenants": tenants[served.base],
+                "process_bytes": {
+                    model: sum(map(count_process_memory, processes[model]))
+                    for model in names(served.roles)
+                    if model in processes
+                },
+                "trunk_of": folder.trunk_of,
+            }
+        )
+    return survey

@@ -54,6 +54,15 @@ def check_in_force(tenant: str, cascade: CascadeRecord | None) -> CascadeRecord:
     return cascade
 
 
+def check_students(tenant: str, base: str, cascade: CascadeRecord | None) -> None:
+    """Refuse to train the students of one level alone. Raises BadManageRequestError: the cascade would be out of force."""
+    if cascade is not None and cascade.is_in_force and base in cascade.levels:
+        raise BadManageRequestError(
+            f"tenant {tenant!r} has a cascade over {', '.join(cascade.levels)}, whose students an update trains: "
+            f"`hplm tenant update {tenant}`"
+        )
+
+
 def of_levels(
     domains: Mapping[str, str], served: Mapping[str, ManagedBase], target: Target, cascade: CascadeRecord | None
 ) -> dict[str, Any]:

@@ -9,11 +9,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from hplm.adapters.students import Form
 from hplm.adapters.tenant import Pooling
 from hplm.cascade.plan import OnLate
+from hplm.core.names import check_name_of
 from hplm.core.settings import AdapterWidth
 from hplm.errors import ConfigError
 
+# Most students of a tenant. The paper needed at most 6; each one is a text more in every batch.
+MOST_STUDENTS = 16
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -86,6 +90,24 @@ class Target:
 
 
 @dataclass(frozen=True)
+class StudentOptions:
+    """How the students of a tenant are made. An option that is not given has the builder's default; an update keeps it.
+
+    `form`: `shared` for adapters in the trunk's layers, `own` for layers of their own. `teacher`: `auto` for the tenant's best
+    model on dev, `full` for full fine-tuning, or the name of a base whose adapter teaches. `most`: at most so many students.
+    """
+
+    form: Form | None = None
+    teacher: str | None = None
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.teacher is not None:
+            check_name_of("teacher", self.teacher)
+        between("most", self.most, 1, MOST_STUDENTS)
+
+
+@dataclass(frozen=True)
 class PretrainSettings:
     """Settings of a domain's pretraining. A setting that is not given has the builder's default.
 
@@ -108,7 +130,7 @@ class PretrainSettings:
         between("seed", self.seed, 0, 2**31 - 1)
 
 
-def given(part: DataFiles | TuneSettings | PretrainSettings | Target) -> dict[str, Any]:
+def given(part: DataFiles | TuneSettings | PretrainSettings | Target | StudentOptions) -> dict[str, Any]:
     """Return the files or settings that the request names."""
     return {key: value for key, value in vars(part).items() if value is not None}
 

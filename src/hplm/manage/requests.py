@@ -17,7 +17,17 @@ from hplm.core.columns import Columns
 from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
 from hplm.errors import BadManageRequestError, ConfigError
-from hplm.manage.request_parts import DataFiles, PretrainSettings, Source, Target, TuneSettings, between, check_id
+from hplm.manage.request_parts import (
+    MOST_STUDENTS,
+    DataFiles,
+    PretrainSettings,
+    Source,
+    StudentOptions,
+    Target,
+    TuneSettings,
+    between,
+    check_id,
+)
 from hplm.registry.records import JobState
 from hplm.tasks.task_loader import task_named
 
@@ -53,7 +63,8 @@ class FineTune(ManageRequest):
     """A request to train a new tenant over the current version of a domain, or a tenant's next version, whose labels stay.
 
     `columns` names the columns of all files. `drop_uploads`: the uploads are dropped when the job ends, however it ends.
-    A tenant with `levels`, the names of bases from small to large, gets a cascade for its `target`.
+    A tenant with `levels`, the names of bases from small to large, gets a cascade for its `target`. A tenant with `students`
+    gets students over the trunk `base`.
     """
 
     tenant: str
@@ -63,6 +74,7 @@ class FineTune(ManageRequest):
     base: str | None = None
     levels: tuple[str, ...] | None = None
     target: Target = field(default_factory=Target)
+    students: StudentOptions | None = None
     task: str | None = None
     settings: TuneSettings = field(default_factory=TuneSettings)
     dry_run: bool = False
@@ -106,6 +118,18 @@ class RollBackTenant(ManageRequest):
     def __post_init__(self) -> None:
         super().__post_init__()
         between("version", self.version, 1, MOST_VERSION)
+
+
+@dataclass(frozen=True)
+class LeastStudents(ManageRequest):
+    """A request to answer each text of a tenant by at least so many of its students, without training."""
+
+    tenant: str
+    least: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between("least", self.least, 1, MOST_STUDENTS)
 
 
 @dataclass(frozen=True)

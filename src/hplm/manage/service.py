@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -24,13 +24,13 @@ from hplm.errors import (
     check_ending,
     from_stored,
 )
-from hplm.manage import cascades, requests, views
+from hplm.manage import cascades, requests, students, views
 from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
 from hplm.manage.uploads import Uploads
-from hplm.registry.records import PLAN, UNFINISHED, Job
+from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import uploads_to_drop
 from hplm.runtime.crash_points import crash_point
@@ -126,7 +126,9 @@ class ManageService:
     def _fine_tune(self, request: requests.FineTune, *, kind: str) -> Answer:
         self._check_room()
         name = request.tenant
+        students.check_request(request, kind)
         cascade = None
+        replaced: dict[str, TenantVersion] = {}
         if kind == "tenant.update":
             if request.base is not None:
                 self._base(request.base)
@@ -134,11 +136,24 @@ class ManageService:
                 record = self._registry.tenant(name, request.base)
                 cascade = cascades.check_update(request, self._registry.cascade_of(name))
             named = [record.base] if cascade is None else list(cascade.levels)
-            domains = {base: request.domain or self._registry.tenant(name, base).domain for base in named}
+            records = [self._registry.tenant(name, base) for base in named]
+            domains = {record.base: request.domain or record.domain for record in records}
+            replaced = {record.base: record.current for record in records}
+        elif kind == "tenant.students":
+            base, managed = self._base(students.choose_trunk(self._store, self._settings, request.base))
+            with self._naming_its_job(f"tenant:{name}"):
+                self._registry.tenant(name)
+            cascades.check_students(name, base, self._registry.cascade_of(name))
+            if (found := self._registry.find_tenant(name, base)) is not None:
+                replaced[base] = found.current
+            domains = {base: request.domain or (managed.domain if found is None else found.domain)}
         else:
             cascades.check_create(request)
             domains = {}
-            for level in request.levels or [request.base]:
+            of_one_base = [request.base]
+            if request.students is not None and request.levels is None:
+                of_one_base = [students.choose_trunk(self._store, self._settings, request.base)]
+            for level in request.levels or of_one_base:
                 base, managed = self._base(level)
                 is_there = self._registry.find_tenant(name, base) is not None
                 self._check_new("tenant", name, f"tenant:{name}", is_there=is_there, base=base)
@@ -156,7 +171,8 @@ class ManageService:
         self._check_files(files.values(), DATA_ENDINGS, self._settings.max_data_bytes, drop=files.values())
         details = {
             "tenant": name,
-            "stays": kind == "tenant.update" and request.domain is None,  # on its domain at the time the job begins
+            # On its domain at the time the job begins.
+            "stays": bool(replaced) and request.domain is None,
             "task": request.task,
             "data": {part: pinned(source, self._settings) for part, source in files.items()},
             "columns": request.columns.named,
@@ -164,8 +180,42 @@ class ManageService:
         }
         if request.levels is not None or cascade is not None:
             details |= cascades.of_levels(domains, served, request.target, cascade)
+        details |= self._of_students(request, kind, replaced, list(domains), is_cascade="levels" in details)
         base, domain = list(domains.items())[-1]
         return self._submit(kind, f"tenant:{name}", base, served[base], domain, details, request)
+
+    def _of_students(
+        self,
+        request: requests.FineTune,
+        kind: str,
+        replaced: Mapping[str, TenantVersion],
+        bases: Collection[str],
+        *,
+        is_cascade: bool,
+    ) -> Answer:
+        """Return the part of a job's request that is about students, empty for a job without students.
+
+        The levels of a cascade that stand over trunks have students.
+        """
+        with_students = [version for version in replaced.values() if students.has_students(version)]
+        wanted = bool(with_students) or request.students is not None or kind == "tenant.students"
+        if is_cascade:
+            trunks = students.trunks_of(self._store, bases)
+            if request.students is not None and not trunks:
+                raise BadManageRequestError("`students` are for levels over trunks, and none of the levels is a trunk")
+            if not trunks:
+                return {}
+            return {"students": students.options_of(request, next(iter(with_students), None))}
+        if not wanted:
+            return {}
+        if kind == "tenant.update" and not with_students:
+            raise BadManageRequestError(
+                f"tenant {request.tenant!r} has no students over {next(iter(replaced))!r}: "
+                "`tenant.students` (`hplm tenant students`) makes them"
+            )
+        students.check_one_rate(request)
+        options = students.options_of(request, next(iter(with_students), None))
+        return students.of_students(options, self._store, self._settings)
 
     def _retarget(self, request: requests.Retarget) -> Answer:
         """Queue a job that selects and proves again from what the levels answered on dev when they were trained."""
@@ -366,6 +416,11 @@ class ManageService:
         numbers = {base: version.number for base, version in served.items()}
         return {"tenant": request.tenant, "version": max(numbers.values()), "bases": numbers}
 
+    def _set_least_students(self, request: requests.LeastStudents) -> Answer:
+        with self._naming_its_job(f"tenant:{request.tenant}"):
+            self._registry.set_least_students(request.tenant, request.least)
+        return {"tenant": request.tenant, "least_students": request.least}
+
     def _show_tenant(self, request: requests.OfTenant) -> Answer:
         with self._naming_its_job(f"tenant:{request.tenant}"):
             record = self._registry.tenant(request.tenant, request.base)
@@ -444,9 +499,11 @@ class ManageService:
     ACTIONS: ClassVar[dict[str, tuple[type[requests.ManageRequest], Callable[[ManageService, Any], Answer]]]] = {
         "tenant.create": (requests.FineTune, partial(_fine_tune, kind="tenant.create")),
         "tenant.update": (requests.FineTune, partial(_fine_tune, kind="tenant.update")),
+        "tenant.students": (requests.FineTune, partial(_fine_tune, kind="tenant.students")),
         "tenant.target": (requests.Retarget, _retarget),
         "tenant.delete": (requests.OfTenant, _delete_tenant),
         "tenant.rollback": (requests.RollBackTenant, _roll_back),
+        "tenant.least_students": (requests.LeastStudents, _set_least_students),
         "tenant.show": (requests.OfTenant, _show_tenant),
         "tenant.list": (requests.ListTenants, _list_tenants),
         "domain.create": (requests.Pretrain, partial(_pretrain, kind="domain.create")),

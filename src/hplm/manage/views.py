@@ -40,6 +40,7 @@ def tenant(record: TenantRecord) -> dict[str, Any]:
         "created_s": record.current.created_s,
         "default_base": record.default_base,
         "bases": dict(record.bases),
+        "least_students": record.least_students,
     }
 
 

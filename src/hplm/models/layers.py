@@ -62,13 +62,20 @@ class TransformerLayer(HalfLayer):
 
     def forward(self, hidden: Tensor, attend: Attend, adapt: Callable[[Place, Tensor], Tensor] | None = None) -> Tensor:
         """Compute `hidden`, `[..., H]`. `adapt` is called at each place where an adapter may stand."""
+        return self.feed_forward(self.attention_half(hidden, attend, adapt))
+
+    def attention_half(
+        self, hidden: Tensor, attend: Attend, adapt: Callable[[Place, Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Compute the output of the attention sub-layer, `[..., H]`, after its LayerNorm."""
         if adapt is not None:
             hidden = adapt("input", hidden)
         query, key, value = self.qkv(hidden).chunk(3, dim=-1)
         attended = self.attention_out(attend(query, key, value))
         if adapt is not None:
             attended = adapt("attention", attended)
-        return self.feed_forward(self.attention_norm(hidden + attended))
+        normalised: Tensor = self.attention_norm(hidden + attended)
+        return normalised
 
 
 def layer_weights(layer: nn.Module) -> list[Tensor]:

@@ -99,6 +99,7 @@ class TenantRecord:
     """A tenant and its current version over `base`, which is served there.
 
     `bases` has the number of the current version over each base of the tenant, sorted by base. `default_base` is one of them.
+    `least_students` answer each text at least.
     """
 
     name: str
@@ -108,6 +109,7 @@ class TenantRecord:
     domain_number: int
     default_base: str
     bases: Mapping[str, int]
+    least_students: int = 1
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ class Upload:
 class ServedTenant:
     """A tenant version with all that serving needs to load it. A `version_id` is never used twice in one registry.
 
-    `is_default`: `base` is the tenant's default. Another default makes no other version, so it does not count in comparisons.
+    `is_default`: `base` is the tenant's default. `least_students`: so many students answer each text at least, as far as the
+    version has them. Neither makes another version, so they do not count in comparisons.
     `lineage`: the folders of its domain version and of the versions above; the catalog fills it in.
     """
 
@@ -164,6 +167,7 @@ class ServedTenant:
     domain_version_id: int
     base: str
     is_default: bool = field(default=True, compare=False)
+    least_students: int = field(default=1, compare=False)
     lineage: tuple[str, ...] = ()
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 # The newest migration. Its number before the dot is the format of stores: an older registry is built anew, not migrated.
-HEAD = "2.0003"
+HEAD = "2.0004"
 
 # Both databases compare names byte by byte: listings page through names, and a prefix is a range of names.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
@@ -84,7 +84,7 @@ domain_versions = Table(
 )
 
 # A tenant without a `default_base` does not exist (any more). As for domains, its row stays. `generation` is that of its last
-# change over any base. Its numbers count its versions over all bases.
+# change over any base. Its numbers count its versions over all bases. `least_students` answer each of its texts at least.
 tenants = Table(
     "tenants",
     metadata,
@@ -92,6 +92,7 @@ tenants = Table(
     Column("last_number", Integer, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("default_base", Name),
+    Column("least_students", Integer, nullable=False, server_default=text("1")),
     Index("tenants_by_generation", "generation"),
 )
 

@@ -42,7 +42,10 @@ class Serving(RegistryPart):
         """Return a version by its id, current or not, while its files may exist. Raises UnknownVersionError."""
         v = tenant_versions.c
         query = (
-            select(v.tenant, v.id, v.number, v.path, v.domain_version_id, domains.c.base, _is_default(domains.c.base))
+            select(
+                *(v.tenant, v.id, v.number, v.path, v.domain_version_id),
+                *(domains.c.base, _is_default(domains.c.base), tenants.c.least_students),
+            )
             .select_from(tenant_versions)
             .join(tenants)
             .join(domain_versions)
@@ -61,7 +64,8 @@ def changed_since(generation: int) -> Select[Any]:
     v, over = tenant_versions.c, tenant_bases.c
     return (
         select(
-            tenants.c.name, v.id, v.number, v.path, v.domain_version_id, over.base, _is_default(over.base), v.cascade
+            *(tenants.c.name, v.id, v.number, v.path, v.domain_version_id),
+            *(over.base, _is_default(over.base), tenants.c.least_students, v.cascade),
         )
         .select_from(tenants)
         .join(tenant_bases)

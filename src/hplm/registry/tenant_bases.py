@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, exists, func, insert, select, update
 
 from hplm.errors import UnknownTenantError
 from hplm.registry.records import TenantVersion
@@ -141,11 +141,13 @@ def withdraw(connection: Connection, name: str, bases: Collection[str], generati
 def settle_defaults(connection: Connection, generation: int) -> None:
     """Give tenants that changed in `generation`, and are not served over their default base, the first base that is left.
 
-    A new tenant has one base, which becomes its default. A tenant without a base is deleted by this.
+    A new tenant has one base, which becomes its default. A tenant without a base is deleted by this. A later tenant of its name
+    must not have its least number of students.
     """
     over = tenant_bases.c
     served = and_(over.tenant == tenants.c.name, over.current_id.is_not(None))
     first = select(func.min(over.base)).where(served).scalar_subquery()
     keeps = exists().where(served, over.base == tenants.c.default_base)
     changed = update(tenants).where(tenants.c.generation == generation, ~keeps)
-    connection.execute(changed.values(default_base=first))
+    least = case((first.is_(None), 1), else_=tenants.c.least_students)
+    connection.execute(changed.values(default_base=first, least_students=least))

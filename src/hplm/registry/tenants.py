@@ -220,6 +220,13 @@ class Tenants(RegistryPart):
             default_to_cascade(connection, name)
             return dict(sorted(served.items()))
 
+    def set_least_students(self, name: str, least: int) -> None:
+        """Serve each text of a tenant by at least so many of its students from now on. Raises UnknownTenantError."""
+        with self._database.writing() as connection:
+            current_numbers(connection, name)
+            changed = update(tenants).where(tenants.c.name == name)
+            connection.execute(changed.values(least_students=least, generation=bump(connection)))
+
     def delete_tenant(self, name: str, now_s: float, *, base: str | None = None) -> set[str]:
         """Delete a tenant, or only its versions over `base`, and cancel their jobs. Return the uploads to drop with the jobs.
 
@@ -257,6 +264,7 @@ def _records(base: ColumnElement[str | None] | str) -> Select[Any]:
         select(
             *(v.id, v.tenant, domains.c.base, v.number, v.domain_version_id, v.path, v.created_s),
             *(domains.c.name, domain_versions.c.number.label("domain_number"), tenants.c.default_base),
+            tenants.c.least_students,
         )
         .select_from(tenants)
         .join(tenant_bases, and_(tenant_bases.c.tenant == tenants.c.name, tenant_bases.c.base == base))
@@ -268,8 +276,8 @@ def _records(base: ColumnElement[str | None] | str) -> Select[Any]:
 
 def _record(row: Any, about: dict[str, Any], numbers: dict[str, int]) -> TenantRecord:
     version = TenantVersion(*(*row[:7], about))
-    domain, domain_number, default_base = row[7:]
-    return TenantRecord(version.tenant, version.base, version, domain, domain_number, default_base, numbers)
+    domain, domain_number, default_base, least = row[7:]
+    return TenantRecord(version.tenant, version.base, version, domain, domain_number, default_base, numbers, least)
 
 
 def _kept(connection: Connection, name: str, *order: ColumnElement[int]) -> list[TenantVersion]:

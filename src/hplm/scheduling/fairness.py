@@ -47,7 +47,9 @@ def fair_select(
     counts = Counter(map(attrgetter("tenant"), waiting))
     choice = _Choice(policy, waiting, counts, now_s, budget, _Shares(counts, budget, weights))
     starving = choice.starving(starve_after_s)
-    fill = choice.rows if budget.rows > 1 else choice.row
+    fill = choice.once
+    if getattr(policy, "fills_batches", True):
+        fill = choice.rows if budget.rows > 1 else choice.row
     batch = fill(starving)
     passed_over = choice.passed_over(batch, starving, history)
     return fill([*passed_over, *starving]) if passed_over else batch
@@ -193,16 +195,25 @@ class _Choice:
             batch = self._add_to_row(kept, self._left_of_shares(kept.requests))
         return self._add_to_row(batch, self.waiting)
 
+    def once(self, starving: Sequence[Waiting]) -> Batch:
+        """Return a batch of a policy that does not fill batches: `starving`, then one choice, within all tenants' shares."""
+        add = self._add_rows if self.budget.rows > 1 else self._add_to_row
+        first = self._first_rows(starving)
+        batch = add(first, self.waiting)
+        return batch if self._keeps_to_shares(batch) else add(first, self._left_of_shares(first.requests))
+
     def rows(self, starving: Sequence[Waiting]) -> Batch:
         """Return a batch of several rows: rows of starving requests, then rows of shares, then rows for the rest."""
-        filler = Filler(replace(self.budget, rows=max(1, self.budget.rows // 2)))
+        return self._add_rows(self.once(starving), self.waiting)
+
+    def _first_rows(self, starving: Sequence[Waiting]) -> Batch:
+        """Return rows of starving requests: at most half of the rows, or the only row."""
+        if self.budget.rows == 1:
+            return Batch((tuple(starving),))
+        filler = Filler(replace(self.budget, rows=self.budget.rows // 2))
         for request in starving:
             any(filler.put(row, request) for row in range(len(filler.rows)))
-        first = filler.batch()
-        batch = self._add_rows(first, self.waiting)
-        if not self._keeps_to_shares(batch):
-            batch = self._add_rows(first, self._left_of_shares(first.requests))
-        return self._add_rows(batch, self.waiting)
+        return filler.batch()
 
     def _within(self, batch: Batch) -> tuple[Batch, set[str]]:
         """Return the requests of a row that are within their tenants' shares, and the tenants whose shares are used up."""

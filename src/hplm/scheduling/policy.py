@@ -11,22 +11,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class PolicyError(Exception):
     """A policy returned something that is no valid batch. For the operator's log, never on the wire."""
 
 
+class StudentRange(NamedTuple):
+    """The least and the most students that may answer a text, see `hplm.scheduling.student_number`. Most tenants have one."""
+
+    least: int = 1
+    most: int = 1
+
+
+ONE_STUDENT = StudentRange()
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A waiting request: its length in tokens, its arrival and its deadline, both on the same clock."""
+    """A waiting request: its size in tokens, its arrival and its deadline, both on the same clock.
+
+    `tokens` is what is computed at least: the text's length, for each of its least number of students.
+    """
 
     id: int
     tenant: str
     tokens: int
     arrived_s: float
     deadline_s: float
+    students: StudentRange = ONE_STUDENT
+
+    @property
+    def length(self) -> int:
+        """The tokens of the text."""
+        return self.tokens // self.students.least
+
+    @property
+    def squares(self) -> int:
+        """The squared length, for each of the least number of students: attention depends on it."""
+        return self.tokens * self.length
+
+    def within(self, cap: int) -> int:
+        """Return the number of students under a cap. It is never below the least number."""
+        return max(self.students.least, min(cap, self.students.most))
 
     @property
     def utility(self) -> float:
@@ -69,10 +97,14 @@ class Budget:
 
 @dataclass(frozen=True)
 class Batch:
-    """The requests of each row. `slot_tokens` is set if the policy cuts rows into slots (TCB 4.2)."""
+    """The requests of each row. `slot_tokens` is set if the policy cuts rows into slots (TCB 4.2).
+
+    `students` are the numbers of students of all `requests`, in their order. The queue sets them, not a policy.
+    """
 
     rows: tuple[tuple[Waiting, ...], ...]
     slot_tokens: int | None = None
+    students: tuple[int, ...] = ()
 
     @property
     def requests(self) -> tuple[Waiting, ...]:
@@ -86,6 +118,9 @@ class Policy(Protocol):
     It must be quick, because no request enters the queue meanwhile. It is called several times for a batch, also with a part
     of the waiting requests and of the budget, to fill shares. Two threads may call it at once, because the adapters of
     the next batch are prefetched.
+
+    If a policy has the attribute `fills_batches` and it is False, its choice is a whole batch. Then the policy is not asked to
+    fill the rest of the batch. Requests that fair shares put first still go before its choice.
     """
 
     def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch: ...

@@ -11,7 +11,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hplm.scheduling.cost import CostModel
@@ -20,6 +20,7 @@ from hplm.scheduling.fairness import fair_select
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import Batch, Budget, Policy, Waiting, tokens_of
 from hplm.scheduling.service_history import ServiceHistory
+from hplm.scheduling.student_number import StudentNumber, StudentRules, plan_students, work_of
 from hplm.scheduling.weighted_fair import WeightedFair
 
 # A batch takes at most this share of the time that requests have, so that a request that arrives during a batch can go with
@@ -86,6 +87,7 @@ class RequestQueue:
         capacity: int,
         weights: Mapping[str, float],
         starve_after_s: float,
+        students: StudentRules | None = None,
     ) -> None:
         self._policy = policy
         # A subclass of Fcfs does not count, because it may prefer new requests.
@@ -105,10 +107,14 @@ class RequestQueue:
         self._time_s: dict[int, float] = {}
         # From the last `take`: the budget cut to the urgent requests' time, and the budget cut to the median time.
         self._urgent_budget = self._median_budget = budget
+        # The urgent budget, cut for the students that the cap allows.
+        self._batch_budget = budget
+        self.students = StudentNumber(students or StudentRules())
         # A heap of tenants by share used. Outdated entries are skipped when they reach the top.
         self._fullest: list[tuple[float, str]] = []
         self._history = ServiceHistory()
         self._running: Batch | None = None
+        self._running_from_s = 0.0
         # The past while no batch runs.
         self._running_until_s = -math.inf
         # From the last `take`: tokens and seconds of a full batch of requests of mean length.
@@ -130,7 +136,7 @@ class RequestQueue:
             return [RefusedRequest(request, "deadline")]
         if not self._waiting:
             # The budget was cut for earlier requests, which says nothing about this one.
-            self._urgent_budget = self._median_budget = self._budget
+            self._urgent_budget = self._median_budget = self._batch_budget = self._budget
         if self._is_in_order and self._comes_too_late(request, start_s):
             return [RefusedRequest(request, "deadline")]
         refused = []
@@ -140,12 +146,13 @@ class RequestQueue:
                 return [RefusedRequest(request, "full")]
             self._remove(victim)
             refused.append(RefusedRequest(victim, "full"))
+        self.students.admit(request.students.most)
         self._waiting[request.id] = request
         self._of_tenant.setdefault(request.tenant, {})[request.id] = request
         self._tokens_of[request.tenant] = self._tokens_of.get(request.tenant, 0) + request.tokens
         self._time_s[request.id] = request.deadline_s - now_s
         self.waiting_tokens += request.tokens
-        self._waiting_squares += request.tokens**2
+        self._waiting_squares += request.squares
         heapq.heappush(self._fullest, (-self._fill_of(request.tenant), request.tenant))
         return refused
 
@@ -159,6 +166,7 @@ class RequestQueue:
         self._median_budget = self._budget_within(times_s[len(times_s) // 2])
         self._full = self._full_batch(self.cost.predict)
         refused += self._refuse_pressed(now_s)
+        self._batch_budget = self._budget_for_students(now_s)
         waiting = self.snapshot()
         failure: BaseException | None = None
         try:
@@ -172,13 +180,16 @@ class RequestQueue:
         for request in batch.requests:
             self._remove(request)
         refused += self._refuse(late)
+        numbers = plan_students(batch.requests, self._waiting.values(), self.students.cap, self.cost, now_s)
+        batch = replace(batch, students=numbers)
+        work = work_of(batch.requests, numbers)
         # Requests whose deadline passes while the batch runs.
-        passing_s = now_s + self.cost.predict(*_work(batch.requests))
+        passing_s = now_s + self.cost.predict(*work)
         refused += self._refuse([request for request in self.snapshot() if request.deadline_s <= passing_s])
         self._fair_order = None
         self._history.add((request.tenant for request in batch.requests), now_s)
-        self._running = batch
-        self._running_until_s = now_s + self._seconds(batch.requests)
+        self._running, self._running_from_s = batch, now_s
+        self._running_until_s = now_s + self.cost.bound(*work)
         return TakeResult(batch, tuple(refused), failure)
 
     def snapshot(self) -> list[Waiting]:
@@ -202,9 +213,14 @@ class RequestQueue:
     def done(self, seconds: float) -> None:
         """Note that the batch of the last `take` took `seconds`; 0 if the time says nothing about other batches."""
         assert self._running is not None
-        requests = self._running.requests
+        requests, work = self._running.requests, work_of(self._running.requests, self._running.students)
         self._running, self._running_until_s = None, -math.inf
-        self.cost.observe(*_work(requests), seconds)
+        if self.students.most > 1:
+            more = work_of(requests, [request.within(self.students.cap + 1) for request in requests])
+            usual_s, more_s = self.cost.predict(*work), self.cost.predict(*more)
+            more_s = seconds * more_s / usual_s if seconds and usual_s else more_s
+            self.students.after_batch(tokens_of(requests), more_s, self._running_from_s + seconds)
+        self.cost.observe(*work, seconds)
 
     def cancel(self, request_id: int) -> bool:
         """Take a request out of the queue. Return False if it does not wait there."""
@@ -226,7 +242,7 @@ class RequestQueue:
 
     def _select(self, policy: Policy, waiting: list[Waiting], now_s: float) -> Batch:
         return fair_select(
-            policy, waiting, now_s, self._urgent_budget, self._weights, self._starve_after_s, self._history
+            policy, waiting, now_s, self._batch_budget, self._weights, self._starve_after_s, self._history
         )
 
     def _budget_within(self, time_s: float) -> Budget:
@@ -234,6 +250,25 @@ class RequestQueue:
         tokens = self.cost.tokens_within(_SHARE_OF_TIME * time_s, self._waiting_squares / self.waiting_tokens)
         least = _LEAST_REQUESTS * self.waiting_tokens / len(self._waiting)
         return self._budget.holding(max(tokens, least), _LEAST_REQUESTS)
+
+    def _budget_for_students(self, now_s: float) -> Budget:
+        """Return the budget of the next batch, after the cap on students has fallen or risen."""
+        if self.students.most == 1:
+            return self._urgent_budget
+        under_cap = self._under_cap(self._median_budget)
+        waiting_batches = max(self.waiting_tokens / under_cap.tokens, len(self._waiting) / under_cap.max_requests)
+        most = max(request.students.most for request in self._waiting.values())
+        self.students.before_batch(waiting_batches, self.waiting_tokens, most, now_s)
+        return self._under_cap(self._urgent_budget)
+
+    def _under_cap(self, budget: Budget) -> Budget:
+        """Return a budget cut so that its requests fit into it with as many students as the cap allows."""
+        numbers = [request.within(self.students.cap) for request in self._waiting.values()]
+        tokens, _ = work_of(self._waiting.values(), numbers)
+        least = _LEAST_REQUESTS * self.waiting_tokens / len(self._waiting)
+        cut = budget.holding(max(budget.tokens * self.waiting_tokens / tokens, least), _LEAST_REQUESTS)
+        # Each student of a tenant has an adapter slot.
+        return replace(cut, max_tenants=max(1, cut.max_tenants // max(numbers)))
 
     def _seconds(self, requests: tuple[Waiting, ...]) -> float:
         return self.cost.bound(*_work(requests))
@@ -263,7 +298,8 @@ class RequestQueue:
             _, full_s = self._full_batch(self.cost.bound)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
-                if not self.fills_two_batches:
+                # One text with many students may be larger than two batches. The last text is never refused here.
+                if not self.fills_two_batches or len(self._waiting) == 1:
                     break
                 if request.deadline_s - request.arrived_s > 2 * full_s:
                     refused += self._refuse([request])
@@ -345,7 +381,7 @@ class RequestQueue:
         for request in sorted(
             requests, key=lambda r: (now_s - r.arrived_s <= self._starve_after_s, r.deadline_s, r.id)
         ):
-            more = tokens + request.tokens, squares + request.tokens**2
+            more = tokens + request.tokens, squares + request.squares
             by_s = min(earliest_s, request.deadline_s)
             if now_s + self.cost.bound(*more) <= by_s:
                 kept.append(request)
@@ -389,7 +425,7 @@ class RequestQueue:
             del self._of_tenant[request.tenant], self._tokens_of[request.tenant]
         del self._time_s[request.id]
         self.waiting_tokens -= request.tokens
-        self._waiting_squares -= request.tokens**2
+        self._waiting_squares -= request.squares
         if not self._waiting:
             self._fullest.clear()
         if len(self._fullest) > 4 * len(self._of_tenant) + 64:
@@ -404,9 +440,11 @@ def _raise_on_main_thread(error: BaseException) -> None:
 
 
 def _work(requests: Iterable[Waiting]) -> tuple[int, int]:
-    """Return the inputs of the cost model: the tokens, and the sum of squared lengths, which attention depends on."""
-    lengths = [request.tokens for request in requests]
-    return sum(lengths), sum(length**2 for length in lengths)
+    """Return the inputs of the cost model for requests with their least number of students, see `work_of`."""
+    tokens = squares = 0
+    for request in requests:
+        tokens, squares = tokens + request.tokens, squares + request.squares
+    return tokens, squares
 
 
 def _without(batch: Batch, dropped: list[Waiting]) -> Batch:

@@ -22,8 +22,9 @@ from hplm.runtime.thread_priority import be_nice
 from hplm.runtime.tracing import Tracer
 from hplm.scheduling.batch_pacing import BatchPacing
 from hplm.scheduling.downstream_admission import Backlog
-from hplm.scheduling.policy import Batch, Waiting, tokens_of
+from hplm.scheduling.policy import ONE_STUDENT, Batch, StudentRange, Waiting
 from hplm.scheduling.queue import RefusedRequest, RequestQueue, TakeResult
+from hplm.scheduling.student_number import StudentNumber
 from hplm.serving.pending_requests import ASK_CANCELLED_AFTER_S, SWEPT_AT_ONCE, PendingRequest, PendingRequests
 from hplm.serving.replies import Answers
 from hplm.serving.request import Answer, Client, Item, Request
@@ -113,6 +114,11 @@ class BatchLoop(Generic[Item, Answer]):
         """The number of requests in the queue, and of pending ones."""
         return len(self._queue) + len(self._pending)
 
+    @property
+    def students(self) -> StudentNumber:
+        """The cap on students, which falls under load."""
+        return self._queue.students
+
     def submit(
         self,
         request: Request[Item, Answer],
@@ -121,15 +127,17 @@ class BatchLoop(Generic[Item, Answer]):
         tokens: int,
         arrived_s: float,
         deadline_s: float,
+        students: StudentRange = ONE_STUDENT,
     ) -> None:
-        """Queue a request; times are of the loop's clock. Never waits for a batch.
+        """Queue a request of a text of `tokens`; times are of the loop's clock. Never waits for a batch.
 
         Raises DeadlineError, QueueFullError or StoppingError if the request is refused at once; it gets no reply then.
         """
         with self._changed:
             if self._stopping:
                 raise StoppingError("the server is shutting down")
-            waiting = Waiting(next(self._ids), tenant, tokens, arrived_s, deadline_s)
+            least_tokens = tokens * students.least
+            waiting = Waiting(next(self._ids), tenant, least_tokens, arrived_s, deadline_s, students)
             refused = self._queue.offer(waiting, self._clock())
             own = next((refusal for refusal in refused if refusal.request is waiting), None)
             if own is None:
@@ -240,7 +248,7 @@ class BatchLoop(Generic[Item, Answer]):
         requests = [self._requests.pop(waiting.id) for waiting in batch.requests]
         self._knows_next = False
         self._look_ahead.set()
-        tokens = tokens_of(batch.requests)
+        tokens = sum(waiting.length for waiting in batch.requests)
         self._answers.counts.add("batches")
         self._answers.counts.add("tokens", tokens)
         answered: set[int] = set()
@@ -290,6 +298,8 @@ class BatchLoop(Generic[Item, Answer]):
         """
         last = last_pending = -1
         while not self._stopped.wait(SWEEP_EVERY_S):
+            with self._changed:
+                self._queue.students.look(self._clock())
             if self._publish is not None:
                 with self._changed:
                     waiting, now_s = self._queue.snapshot(), self._clock()

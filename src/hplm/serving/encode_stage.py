@@ -35,9 +35,11 @@ from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.downstream_admission import Backlog
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
+from hplm.scheduling.student_number import StudentNumber, StudentRules
 from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
-from hplm.serving.lookup_stage import output_tensor
+from hplm.serving.counts import Counts
+from hplm.serving.lookup_stage import output_tensor, students_of
 from hplm.serving.request import Answer, Item, Request
 from hplm.serving.stage import Admission, Admitted, Input, Load, Stage, Times
 from hplm.tasks.task_loader import task_named
@@ -71,12 +73,14 @@ class EncodeInput:
 class EncodeAnswer:
     """Labels of one text, and the `logits` float32 `[1 or T, labels]` that they come from.
 
-    `dispatch` is what this level of a cascade has decided, None outside of a cascade.
+    `dispatch` is what this level of a cascade has decided, None outside of a cascade. `students`: how many students of the
+    tenant have answered, 1 if the tenant has no students.
     """
 
     spans: list[LabelledSpan]
     logits: npt.NDArray[np.float32]
     dispatch: DispatchAnswer | None = None
+    students: int = 1
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class EngineStage(Stage[Input, Item, Answer]):
         self._settings = settings
         self._config = self._base.config
         device = choose_device(settings.device, device_index)
+        # Answers of tenants with students, by the number of students.
+        self._answered_by = Counts()
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
         )
@@ -129,6 +135,9 @@ class EngineStage(Stage[Input, Item, Answer]):
             cost,
             device=device,
             starve_after_s=settings.starve_after_s,
+            students=StudentRules(
+                settings.students_fall_batches, settings.students_quiet_s, settings.students_rise_share
+            ),
             upcoming=self.look_ahead if looks_ahead(settings, device) else None,
             publish=self.publish,
             nice=nice,
@@ -167,6 +176,16 @@ class EngineStage(Stage[Input, Item, Answer]):
             slot_loads=self.engine.slots.loads,
         )
 
+    @property
+    def students(self) -> StudentNumber:
+        """The cap on students, and how often it fell and rose."""
+        return self._batch_loop.students
+
+    @property
+    def answered_by(self) -> Counter[str]:
+        """Counts of answers by the number of students, of tenants that have students."""
+        return self._answered_by.read()
+
     def times_of(self, request: Request[Input, Answer]) -> Times:
         """Leave time for the answer's way back. Claims of a client that calls this stage directly are bounded."""
         now_s = time.monotonic()
@@ -186,18 +205,36 @@ class EngineStage(Stage[Input, Item, Answer]):
             )
         return tenant
 
-    def encode(self, items: Sequence[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
-        """Compute the upper layers and heads, decode the logits, and decide which texts of a cascade are re-routed."""
-        for part in self.engine.run_each([item.request for item in items], batch.slot_tokens):
+    def encode(
+        self, items: Sequence[EncodeItem], students: Sequence[int], slot_tokens: int | None
+    ) -> Results[EncodeAnswer]:
+        """Compute the upper layers and heads, decode the logits, and decide which texts of a cascade are re-routed.
+
+        `students` are the numbers of students that answer each text.
+        """
+        requests = [replace(item.request, students=number) for item, number in zip(items, students, strict=True)]
+        for part in self.engine.run_each(requests, slot_tokens):
             answers = self._answers([items[i] for i in part.texts], part)
             texts = part.texts
             # The answers leave before the next part is computed; the queries and keys must not stay meanwhile.
             del part
             yield texts, answers
 
+    def prefetch(self, tenants: Sequence[Tenant]) -> None:
+        """Fill slots with the tenants' adapters, of as many students as the cap allows. Own layers are filled with a batch."""
+        cap = self.students.cap
+        shared = (tenant for tenant in tenants if tenant.adapters)
+        self.engine.slots.prefetch([member for tenant in shared for member in tenant.members[:cap]])
+
     def _answers(self, items: Sequence[EncodeItem], part: EncodedTexts) -> list[EncodeAnswer | HplmError]:
         """Return the answers of a part's texts, with the importances of those that are re-routed."""
-        answers = [_answer(item, logits) for item, logits in zip(items, part.logits, strict=True)]
+        answers = [
+            _answer(item, number, logits)
+            for item, number, logits in zip(items, part.students, part.logits, strict=True)
+        ]
+        for item, number in zip(items, part.students, strict=True):
+            if item.request.tenant.card.students > 1:
+                self._answered_by.add(str(number))
         pruned = [
             (place, answer, answer.dispatch)
             for place, (item, answer) in enumerate(zip(items, answers, strict=True))
@@ -219,17 +256,19 @@ class EngineStage(Stage[Input, Item, Answer]):
         with self._tracer.span("load", tenant=served.name):
             tenant, slots = self._bank.load(served), self.engine.slots
             try:
-                packed = slots.fitted(tenant.packed)
+                self.engine.check(tenant)
+                adapters = [slots.fitted(packed) for packed in tenant.adapters]
             except ConfigError as error:
-                # The fault is the operator's `reduction_factor`, not the client's request.
+                # The fault is the operator's, of `reduction_factor`, `num_slots` or `batching`, not the client's request.
                 raise CorruptArtifactError(str(error)) from error
-            shape = (self._config.adapted_layers, packed_width(self._config.hidden_size, packed.reduced_size))
-            if packed.weights.shape != shape:
-                # In a slot it would fail the whole batch, with the requests of other tenants.
-                raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
+            for packed in adapters:
+                shape = (self._config.adapted_layers, packed_width(self._config.hidden_size, packed.reduced_size))
+                if packed.weights.shape != shape:
+                    # In a slot it would fail the whole batch, with the requests of other tenants.
+                    raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
             # Serving needs nothing that a card says about the training: curve and confusion can outweigh the weights.
             card = replace(tenant.card, about={})
-            return replace(tenant, card=card, packed=slots.staged(packed))
+            return replace(tenant.with_adapters([slots.staged(packed) for packed in adapters]), card=card)
 
 
 class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
@@ -278,13 +317,14 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
             served = yield Load(partial(self._versions.fetch, (request.tenant, text.version_id)), tenant="")
         tenant = yield from self.weights_of(served, text.dispatch)
         item = encode_item(tenant, text.features, text.tokens, text.dispatch)
-        return Admitted(item, tenant.card.name, len(text.features))
+        students = students_of(served, tenant.card.students, of_cascade=text.dispatch is not None)
+        return Admitted(item, tenant.card.name, len(text.features), students)
 
     def look_ahead(self, items: list[EncodeItem]) -> None:
-        self.engine.slots.prefetch([item.request.tenant for item in items])
+        self.prefetch([item.request.tenant for item in items])
 
     def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
-        return self.encode(items, batch)
+        return self.encode(items, batch.students, batch.slot_tokens)
 
     def _check(self, text: EncodeInput) -> None:
         """Refuse wrong tensors. Only a client that calls this stage directly can send them."""
@@ -326,12 +366,12 @@ def encode_item(
     return EncodeItem(EngineRequest(tenant, features, keeps_attention), tokens, dispatch)
 
 
-def _answer(item: EncodeItem, logits: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
+def _answer(item: EncodeItem, students: int, logits: npt.NDArray[np.float32]) -> EncodeAnswer | HplmError:
     tenant, dispatch = item.request.tenant, item.dispatch
     try:
         task = task_named(tenant.card.task)
         read_from = (tenant.card.labels, item.tokens, tenant.head.transitions)
-        answer = EncodeAnswer(*task.decode(logits, *read_from))
+        answer = EncodeAnswer(*task.decode(logits, *read_from), students=students)
         if dispatch is None:
             return answer
         confidence = task.confidence(logits, *read_from, dispatch.temperature)

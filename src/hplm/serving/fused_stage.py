@@ -18,7 +18,7 @@ from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, c
 from hplm.scheduling.policy import Batch
 from hplm.serving.batch_loop import Results
 from hplm.serving.encode_stage import EncodeAnswer, EncodeItem, EngineStage, encode_item
-from hplm.serving.lookup_stage import LookupAnswer, LookupItem, RawTexts, TextLookup
+from hplm.serving.lookup_stage import LookupAnswer, LookupItem, RawTexts, TextLookup, students_of
 from hplm.serving.request import Request
 from hplm.serving.stage import Admission, Admitted
 
@@ -99,12 +99,13 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
         dispatch = request.item.dispatch
         text = yield from self.lookup.admit(request.with_item(request.item.texts))
         tenant = yield from self.weights_of(text.tenant, dispatch)
-        self._downstream.passed(text.tenant.name, text.tokens, request.arrived_s, time.monotonic())
-        return Admitted(FusedItem(tenant, text, dispatch), text.tenant.name, text.tokens)
+        students = students_of(text.tenant, tenant.card.students, of_cascade=dispatch is not None)
+        self._downstream.passed(text.tenant.name, text.tokens * students.least, request.arrived_s, time.monotonic())
+        return Admitted(FusedItem(tenant, text, dispatch), text.tenant.name, text.tokens, students)
 
     def look_ahead(self, items: list[FusedItem]) -> None:
         """Fill adapter slots and look texts up for the next batch, while the batch that runs is computed."""
-        self.engine.slots.prefetch([item.tenant for item in items])
+        self.prefetch([item.tenant for item in items])
         self._look_up(items)
         for item in items:
             if isinstance(item.looked_up, InternalError):
@@ -126,7 +127,8 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
                 self._tokens += len(item.looked_up.tokens)
             elif item.looked_up is not None:
                 yield [index], [item.looked_up]
-        for indices, answers in self.encode(encode_items, batch):
+        students = [batch.students[index] for index in sound]
+        for indices, answers in self.encode(encode_items, students, batch.slot_tokens):
             yield (
                 [sound[i] for i in indices],
                 [

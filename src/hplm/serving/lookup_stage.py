@@ -11,13 +11,14 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
+from hplm.adapters.tenant import TenantCard
 from hplm.core import wire
 from hplm.core.settings import BaseConfig, LookupSettings
 from hplm.core.text import (
@@ -40,7 +41,7 @@ from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.downstream_admission import DownstreamAdmission
 from hplm.scheduling.policies import Fcfs
-from hplm.scheduling.policy import Batch, Budget
+from hplm.scheduling.policy import ONE_STUDENT, Batch, Budget, StudentRange
 from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
 from hplm.serving.request import Request
@@ -49,7 +50,7 @@ from hplm.store.layout import Store
 
 # Bytes of a request: a text, or a pair of texts.
 RawTexts = tuple[bytes, ...]
-# Cards that are remembered: one number for each tenant's version, until the version is forgotten.
+# Cards that are remembered: two numbers for each tenant's version, until the version is forgotten.
 MOST_CARDS = 1_000_000
 # In English text. The queue plans with this estimate, because the number of tokens is known only after tokenising.
 BYTES_PER_TOKEN = 4
@@ -78,6 +79,7 @@ class LookupItem:
     tokens: int
     arrived_s: float
     waits_for_others: bool
+    students: StudentRange = ONE_STUDENT
 
 
 class TextLookup:
@@ -110,9 +112,9 @@ class TextLookup:
                 f"{base.tokenizer_path} gives token ids up to {highest}, this base has embeddings below "
                 f"{base.config.vocab_size} only; convert it again with the tokenizer that belongs to it"
             )
-        # The number of texts in a tenant's requests, as its card says.
-        self._texts: HostCache[ServedTenant, int] = HostCache(
-            lambda tenant: bank.card(tenant).texts, lambda _: 1, capacity=MOST_CARDS
+        # What the cards say.
+        self._cards: HostCache[ServedTenant, _OfCard] = HostCache(
+            lambda tenant: _OfCard.read(bank.card(tenant)), lambda _: 1, capacity=MOST_CARDS
         )
         self.domains: OpenDomains | TokenDomains
         if base.config.is_whole:
@@ -126,12 +128,12 @@ class TextLookup:
 
     def close(self) -> None:
         """End the threads. No text is looked up any more."""
-        self._texts.close()
+        self._cards.close()
         self.domains.close()
 
     def forget(self, versions: Sequence[ServedTenant]) -> None:
         """Free what is kept of tenants' versions that no request can ask for any more."""
-        self._texts.drop(versions)
+        self._cards.drop(versions)
         still_served = {served.lineage for served in self._catalog.retained()}
         self.domains.forget((old.lineage for old in versions), still_served)
 
@@ -141,25 +143,30 @@ class TextLookup:
         return request.arrived_s + whole_s
 
     def admit(self, request: Request[RawTexts, Any]) -> Generator[Load, Any, LookupItem]:
-        """Find the tenant's number of texts and its domain, see `Stage.admit`.
+        """Find what the tenant's card says and its domain, see `Stage.admit`.
 
         Raises DeadlineError if the encoder has too much to compute before this request.
         """
         raw, tenant = request.item, self._bank.resolve(request.tenant)
         text = decode_texts(raw, self._settings.max_text_bytes)
-        if (count := self._texts.get(tenant)) is None:
-            count = yield Load(partial(self._texts.fetch, tenant), tenant.name)
+        if (card := self._cards.get(tenant)) is None:
+            card = yield Load(partial(self._cards.fetch, tenant), tenant.name)
         if (domain := self.domains.get(tenant.lineage)) is None:
             domain = yield Load(partial(self.domains.fetch, tenant.lineage), tenant.name)
-        text = check_text_count(text, count)
+        text = check_text_count(text, card.texts)
+        students = students_of(tenant, card.students)
         estimate = sum(len(part) // BYTES_PER_TOKEN + 1 for part in raw) + 1
         tokens = min(estimate, self._max_tokens)
         waits_for_others = request.client.waits_for_others
         if self._downstream.would_be_late(
-            tenant.name, tokens, self.due_s(request), time.monotonic(), waits_for_others=waits_for_others
+            tenant.name,
+            tokens * students.least,
+            self.due_s(request),
+            time.monotonic(),
+            waits_for_others=waits_for_others,
         ):
             raise DeadlineError("the deadline cannot be met; it was not computed")
-        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others)
+        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others, students)
 
     def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
         """Tokenise all texts together, then look them up domain by domain. One text's failure fails its own request only."""
@@ -277,9 +284,29 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         if isinstance(answer, HplmError):
             return answer
         self._tokens += len(answer.features)
-        self._downstream.passed(item.tenant.name, len(answer.features), item.arrived_s, now_s)
+        tokens = len(answer.features) * item.students.least
+        self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.
         return replace(answer, features=answer.features.copy()) if item.waits_for_others else answer
+
+
+class _OfCard(NamedTuple):
+    """What a look-up needs of a tenant's card: the number of texts in a request, and of students."""
+
+    texts: int
+    students: int
+
+    @classmethod
+    def read(cls, card: TenantCard) -> _OfCard:
+        return cls(card.texts, card.students)
+
+
+def students_of(tenant: ServedTenant, count: int, *, of_cascade: bool = False) -> StudentRange:
+    """Return how many of a version's `count` students may answer a text: at least as many as the tenant has set.
+
+    All of them answer as a level of a cascade, because the plan's temperature, cut-off and proof are those of all students.
+    """
+    return StudentRange(count if of_cascade else min(tenant.least_students, count), count)
 
 
 def output_tensor(config: BaseConfig) -> str:

@@ -37,8 +37,9 @@ from hplm.runtime.thread_priority import SWITCH_INTERVAL_S, ExclusiveLock
 from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.downstream_admission import Backlog
-from hplm.scheduling.policy import Batch, Budget, Policy
+from hplm.scheduling.policy import ONE_STUDENT, Batch, Budget, Policy, StudentRange
 from hplm.scheduling.queue import RequestQueue
+from hplm.scheduling.student_number import StudentRules
 from hplm.serving.backlog_file import SERVER
 from hplm.serving.batch_loop import BatchLoop, Results
 from hplm.serving.load_permits import LoadPermits
@@ -58,11 +59,15 @@ class Load(NamedTuple):
 
 @dataclass
 class Admitted(Generic[Item]):
-    """A request that can be computed: its `item` for the batch, and the size in tokens that the queue plans with."""
+    """A request that can be computed: its `item` for the batch, and the size in tokens that the queue plans with.
+
+    `students`: how many of the tenant's students may answer the text.
+    """
 
     item: Item
     tenant: str
     tokens: int
+    students: StudentRange = ONE_STUDENT
 
 
 class Times(NamedTuple):
@@ -104,6 +109,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         *,
         device: torch.device,
         starve_after_s: float,
+        students: StudentRules | None = None,
         upcoming: Callable[[list[Item]], None] | None = None,
         publish: Callable[[Backlog], None] | None = None,
         every_s: float = 0.0,
@@ -120,6 +126,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
                 capacity=settings.queue_capacity,
                 weights=settings.tenant_weights,
                 starve_after_s=starve_after_s,
+                students=students,
             ),
             self.run,
             tracer=self._tracer,
@@ -236,6 +243,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
             request.with_item(admitted.item),
             tenant=admitted.tenant,
             tokens=admitted.tokens,
+            students=admitted.students,
             arrived_s=times.arrived_s,
             deadline_s=times.deadline_s,
         )

@@ -20,8 +20,12 @@ from hplm_client import AsyncClient, Client
 from hplm_client.infer_tensors import input_tensors
 from hplm_client.prediction import Prediction
 from hplm_loadtest.benchmarks.serving.cascade import CascadeLoad, measure
+from hplm_loadtest.benchmarks.serving.mixed import BaseLoad
+from hplm_loadtest.benchmarks.serving.mixed import measure as measure_mixed
 from hplm_loadtest.scenarios.server_metrics import metric_value
 from hplm_loadtest.workloads.labelled_requests import LabelledRequest
+from hplm_loadtest.workloads.load_plan import RequestMix
+from hplm_loadtest.workloads.tenants import UniformTenants
 from rich.progress import Progress
 
 from hplm import errors
@@ -279,6 +283,15 @@ def test_the_benchmark_asks_every_base_a_vote_of_all_and_the_cascade(served: Ser
     values = {goal.id: goal.value for goal in report.goals}
     assert values["cascade-unanswered"] == 0
     assert 0 < values["cascade-logic"] < 100
+
+
+def test_the_mixed_benchmark_asks_each_base_alone_and_all_together(served: Served) -> None:
+    loads = {base: BaseLoad(40.0, RequestMix(UniformTenants(["alpha", "beta"]), TEXTS)) for base in MODELS.values()}
+    report = measure_mixed(served.server.ports.grpc_url, loads, 1, 0.5, Progress(disable=True))
+    asked = [(row["base"], row["load"]) for row in report.rows]
+    assert asked == [(base, load) for base in MODELS.values() for load in ("alone", "together")]
+    assert all(row["requests"] > 0 and row["lost"] == row["failed"] == 0 for row in report.rows)
+    assert {goal.id for goal in report.goals} > {f"mixed-p99-{base}" for base in MODELS.values()}
 
 
 def make_fleet(served: Served, count: int) -> list[str]:

@@ -318,8 +318,11 @@ def check_answers(answers: Answers, published: Published) -> None:
     # stage whose look at the registry takes long.
     away = {errors.UnreachableError, errors.StoppingError, errors.StageDownError}
     not_there = {errors.UnknownTenantError, errors.RegistryUnavailableError}
-    assert {kind for _, kind in answers.refused} <= {*away, *not_there}, answers.refused
-    assert {kind for name, kind in answers.refused if name in STEADY} <= away, answers.refused
+    refused = answers.refused.items()
+    strange = {(name, kind): why for (name, kind), why in refused if kind not in {*away, *not_there}}
+    assert not strange, strange
+    lost = {(name, kind): why for (name, kind), why in refused if name in STEADY and kind not in away}
+    assert not lost, lost
 
 
 def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_is_served_or_left(

@@ -102,7 +102,11 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
         {"tenant": "acme", "version": first, "bases": {shown["base"]: first}}
     ]
     assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
+    assert terminal.out("tenant", "students", "acme", "--least", "2").endswith(
+        "at least 2 students answer each text of tenant acme\n"
+    )
     summary = terminal.out("tenant", "show", "acme")
+    assert "at least 2 students answer each text\n" in summary
     assert "general" in summary
     assert f"adapter: {shown['about']['adapter_width']}\n" in summary
     assert "baselines on dev: one answer to everything 0." in summary

@@ -38,7 +38,7 @@ from tests import tiny, unlike
 from tests.managed import Place, await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(900)]
 LANES, CYCLES, ROLLBACKS = 4, 9, 25
 PER_SECOND, QUIET_S = 100.0, 10.0
 # How long a version stays that nothing else may answer for.

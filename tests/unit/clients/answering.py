@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ class Answering(ThreadingHTTPServer):
     """The server. `before_answer(text)` runs before each answer.
 
     The callback waits as long as the answer should take. It raises OSError to drop the connection, or ValueError to refuse the
-    text with that message. `texts` are the texts received, `is_ready` the answer whether the model is ready.
+    text with that message. `texts` are the texts received, `is_ready` the answer whether the model is ready. `students` is the
+    output STUDENTS; if it is None, the model lacks the output and refuses requests for it.
     """
 
     daemon_threads = True
@@ -35,6 +37,7 @@ class Answering(ThreadingHTTPServer):
         self.before_answer = before_answer
         self.texts: list[str] = []
         self.is_ready = True
+        self.students: int | None = None
 
     @property
     def url(self) -> str:
@@ -46,7 +49,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: Answering
 
     def do_GET(self) -> None:
+        if re.fullmatch("/v2/models/[a-z]+", self.path):
+            metadata = json.dumps({"name": "hbert", "outputs": [{"name": name} for name, *_ in self._outputs()]})
+            self._answer(metadata.encode(), 0)
+            return
         self._answer(b"", 0, 200 if self.server.is_ready or not self.path.endswith("/ready") else 400)
+
+    def _outputs(self) -> list[tuple[str, str, list[int], bytes]]:
+        if self.server.students is None:
+            return OUTPUTS
+        return [*OUTPUTS, ("STUDENTS", "INT32", [1, 1], np.int32(self.server.students).tobytes())]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -55,14 +67,19 @@ class _Handler(BaseHTTPRequestHandler):
         (text_bytes,) = struct.unpack_from("<I", body, text_at)
         text = body[text_at + 4 :][:text_bytes].decode()
         self.server.texts.append(text)
+        if self.server.students is None and b"STUDENTS" in body[:text_at]:
+            message = "unexpected inference output 'STUDENTS' for model 'hbert'"
+            self._answer(json.dumps({"error": message}).encode(), 0, 400)
+            return
+        given = self._outputs()
         outputs = [
             {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(raw)}}
-            for name, kind, shape, raw in OUTPUTS
+            for name, kind, shape, raw in given
         ]
         head = json.dumps({"model_name": "hbert", "model_version": "1", "outputs": outputs}).encode()
         try:
             self.server.before_answer(text)
-            self._answer(head + b"".join(raw for *_, raw in OUTPUTS), len(head))
+            self._answer(head + b"".join(raw for *_, raw in given), len(head))
         except ValueError as error:
             self._answer(json.dumps({"error": str(error)}).encode(), 0, 400)
         except OSError:  # the client may have closed the connection

@@ -12,6 +12,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from hplm_client import Client
 from hplm_client.infer_tensors import deadline_us, infer_options
+from hplm_client.model_choice import UNSURE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +33,8 @@ def test_a_deadline_out_of_range_is_refused(bad: float) -> None:
 
 
 def test_no_deadline_sends_no_option() -> None:
-    assert "timeout" not in infer_options(tritonclient.http, False, None, "hbert")
-    assert infer_options(tritonclient.http, False, 0.25, "hbert")["timeout"] == 250_000
+    assert "timeout" not in infer_options(tritonclient.http, False, None, UNSURE)
+    assert infer_options(tritonclient.http, False, 0.25, UNSURE)["timeout"] == 250_000
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from tests.unit.hplm.manage.making import ask, colours, files_below, upload, wor
 from tests.waiting import until
 from tests.watching import runs
 
-pytestmark = pytest.mark.alone
 HPLM = Path(sys.executable).parent / "hplm"
 LONG = {"epochs": 1000, "patience": 1000}
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hplm_loadtest.cli.bench import rates_of
 from hplm_loadtest.cli.loadtest import parse_tenants
 
+from hplm.errors import ConfigError
 from hplm.triton.launcher.ports import free_ports
 
 
@@ -143,3 +145,15 @@ def test_a_server_that_does_not_listen_is_one_line_and_status_1(files: list[str]
     assert "Traceback" not in done.stderr
     # The modules that Locust patches must not be imported before Locust.
     assert "MonkeyPatchWarning" not in done.stderr
+
+
+def test_rates_of_a_mixed_load_are_read_by_base() -> None:
+    assert rates_of(["hbert=120", "minilm=0.5"]) == {"hbert": 120.0, "minilm": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [(["hbert"], "'hbert' is not"), (["a=x"], "'a=x' is not"), (["a=1", "a=2"], "'a' twice")]
+)
+def test_other_rates_of_a_mixed_load_are_refused(values: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        rates_of(values)

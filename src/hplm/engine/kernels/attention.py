@@ -1,4 +1,4 @@
-"""Attention of a batch's rows: its number format, and one call for all rows on a GPU."""
+"""Attention of a batch's rows: its number format, a call for each length of rows, or one call for all rows on a GPU."""
 
 # No `from __future__ import annotations`, see `hplm.engine.kernels.scripted`.
 
@@ -6,6 +6,7 @@ import logging
 import sys
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Numbers of a head in a row, from which attention in bfloat16 pays with AMX; see `float32_attention_below`.
@@ -58,3 +59,44 @@ def attend_at_once(qkv: Tensor, ends: Tensor, longest: int, num_heads: int) -> T
         parts[:, :, 0], parts[:, :, 1], parts[:, :, 2], None, ends, ends, longest, longest, 0.0, 0
     )[0]
     return context.reshape(qkv.size(0), -1)
+
+
+def attend_by_length(
+    qkv: Tensor,
+    counts: list[int],
+    lengths: list[int],
+    num_heads: int,
+    float32_below: int,
+    mask: Tensor | None,
+    relative: Tensor | None,
+) -> Tensor:
+    """Compute attention, one call for each length of rows: `qkv` `[N, 3 * H]` -> `[N, H]`.
+
+    There are `counts[i]` rows of `lengths[i]` tokens one after another. Rows shorter than `float32_below` attend in fp32.
+    `mask` and `relative` are those of RunLayers.
+    """
+    size = qkv.size(1) // 3
+    context = torch.empty([qkv.size(0), size], dtype=qkv.dtype, device=qkv.device)
+    start = 0
+    for i in range(len(counts)):
+        end = start + counts[i] * lengths[i]
+        rows = qkv[start:end]
+        if lengths[i] < float32_below:
+            rows = rows.float()
+        run = rows.view(counts[i], lengths[i], 3, num_heads, size // num_heads).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(
+            run[0], run[1], run[2], attn_mask=_mask(mask, relative, lengths[i], rows.dtype)
+        )
+        context[start:end] = attended.transpose(1, 2).reshape(end - start, size)
+        start = end
+    # Fillers must be numbers too, although no text reads them.
+    context[start:] = 0
+    return context
+
+
+def _mask(mask: Tensor | None, relative: Tensor | None, length: int, dtype: torch.dtype) -> Tensor | None:
+    """Return the mask of rows of `length`: scores to add, in `dtype`, or which scores count."""
+    if relative is None:
+        return mask
+    bias = relative[:, :length, :length].unsqueeze(0).to(dtype)
+    return bias if mask is None else bias.masked_fill(mask.logical_not(), float("-inf"))

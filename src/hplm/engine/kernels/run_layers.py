@@ -10,7 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hplm.engine.kernels.adapt import UNCHANGED, AdapterPlan, adapt_planned, with_fillers
-from hplm.engine.kernels.attention import attend_at_once, attends_at_once, ends_of, float32_attention_below
+from hplm.engine.kernels.attention import (
+    attend_at_once,
+    attend_by_length,
+    attends_at_once,
+    ends_of,
+    float32_attention_below,
+)
 from hplm.engine.kernels.int8 import LARGEST, LEAST_TOKEN, ZERO_POINT, Int8Layer
 from hplm.engine.kernels.int8_products import cut_off, gelu_codes, product, static_codes
 from hplm.engine.kernels.onednn import can_pack, pack_matrix, rounded
@@ -190,7 +196,9 @@ class RunLayers(nn.Module):
         if self.attends_at_once and self.mask is None:
             context = attend_at_once(qkv, self.ends, self.longest, self.num_heads)
         else:
-            context = self._attend(qkv)
+            context = attend_by_length(
+                qkv, self.counts, self.lengths, self.num_heads, self.float32_below, self.mask, self.relative
+            )
         at_attention = self.at_attention
         read = self.read
         if read is not None and layer == self.last:
@@ -206,37 +214,6 @@ class RunLayers(nn.Module):
         hidden = F.layer_norm(hidden + attended, [size], weights[4], weights[5], self.eps)
         outer = self._int8_feed_forward(layer, hidden) if self.is_int8 else self._feed_forward(layer, hidden)
         self.hidden = F.layer_norm(hidden + outer, [size], weights[10], weights[11], self.eps)
-
-    def _attend(self, qkv: Tensor) -> Tensor:
-        """Compute attention, one call for each length of rows: `qkv` `[N, 3 * H]` -> `[N, H]`."""
-        size = qkv.size(1) // 3
-        context = torch.empty([qkv.size(0), size], dtype=qkv.dtype, device=qkv.device)
-        start = 0
-        for i in range(len(self.counts)):
-            end = start + self.counts[i] * self.lengths[i]
-            rows = qkv[start:end]
-            if self.lengths[i] < self.float32_below:
-                rows = rows.float()
-            run = rows.view(self.counts[i], self.lengths[i], 3, self.num_heads, size // self.num_heads).permute(
-                2, 0, 3, 1, 4
-            )
-            attended = F.scaled_dot_product_attention(
-                run[0], run[1], run[2], attn_mask=self._mask(self.lengths[i], rows.dtype)
-            )
-            context[start:end] = attended.transpose(1, 2).reshape(end - start, size)
-            start = end
-        # Fillers must be numbers too, although no text reads them.
-        context[start:] = 0
-        return context
-
-    def _mask(self, length: int, dtype: torch.dtype) -> Tensor | None:
-        """Return the mask of rows of `length`: scores to add, in `dtype`, or which scores count."""
-        mask = self.mask
-        relative = self.relative
-        if relative is None:
-            return mask
-        bias = relative[:, :length, :length].unsqueeze(0).to(dtype)
-        return bias if mask is None else bias.masked_fill(mask.logical_not(), float("-inf"))
 
     def _feed_forward(self, layer: int, hidden: Tensor) -> Tensor:
         """Compute the feed-forward half in floats; with int8, only its channels apart."""

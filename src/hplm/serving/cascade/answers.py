@@ -60,6 +60,7 @@ def combined(
         # The first level has read the text before words were pruned.
         answers[0].spans,
         np.logical_or.reduce([answer.truncated for answer in answers]),
+        last.students,
         log_probabilities(probabilities)[None] if with_logits else None,
     )
     return CascadeAnswer(together, level.base, float(probabilities[best]), place, is_late)

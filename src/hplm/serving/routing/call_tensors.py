@@ -41,12 +41,16 @@ class Dispatched(NamedTuple):
 
 
 class RouteAnswer(NamedTuple):
-    """The answer to one text: labels `[k]`, scores `[k]`, spans `[k, 2]`, truncated `[1]`, logits `[1 or tokens, labels]`."""
+    """The answer to one text: labels `[k]`, scores `[k]`, spans `[k, 2]`, truncated and students `[1]`.
+
+    `logits` `[1 or tokens, labels]`.
+    """
 
     labels: npt.NDArray[Any]
     scores: npt.NDArray[Any]
     spans: npt.NDArray[Any]
     truncated: npt.NDArray[Any]
+    students: npt.NDArray[Any]
     logits: npt.NDArray[Any] | None
     dispatched: Dispatched | None = None
 
@@ -55,7 +59,7 @@ def output_names(item: RouteInput) -> list[str]:
     """Return the outputs that a call with texts of this form asks for."""
     logits = [wire.LOGITS] if item.with_logits else []
     dispatched = [] if item.dispatch is None else [wire.ROUTE, wire.CONFIDENCE, wire.IMPORTANCE]
-    return [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *logits, *dispatched]
+    return [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, wire.STUDENTS, *logits, *dispatched]
 
 
 def call_inputs(texts: Sequence[tuple[RouteInput, bytes]]) -> dict[str, npt.NDArray[Any]]:
@@ -79,12 +83,14 @@ def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
 
     Return None if the model has left out the logits of several texts, because their filler would be too large.
     """
-    labels, scores, spans, truncated = (outputs[name] for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED))
+    labels, scores, spans, truncated, students = (
+        outputs[name] for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, wire.STUDENTS)
+    )
     logits = outputs.get(wire.LOGITS)
     dispatched = _dispatched(outputs) if wire.ROUTE in outputs else [None] * len(spans)
     if len(spans) == 1:
         own_logits = None if logits is None else logits[0]
-        return [RouteAnswer(labels[0], scores[0], spans[0], truncated[0], own_logits, dispatched[0])]
+        return [RouteAnswer(labels[0], scores[0], spans[0], truncated[0], students[0], own_logits, dispatched[0])]
     if logits is not None and not logits.size:
         return None
     counts = (spans[:, :, 0] >= 0).sum(axis=1).tolist()
@@ -94,6 +100,7 @@ def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
             scores[i, :count],
             spans[i, :count],
             truncated[i],
+            students[i],
             None if logits is None else _without_filler(logits[i]),
             dispatched[i],
         )
@@ -103,12 +110,13 @@ def call_answers(outputs: Tensors) -> list[RouteAnswer] | None:
 
 def response_outputs(answers: Sequence[RouteAnswer]) -> dict[str, npt.NDArray[Any]]:
     """Return the outputs of a request's texts, as a base's model gives them for the same texts."""
-    labels, scores, spans, truncated, logits, _ = zip(*answers, strict=True)
+    labels, scores, spans, truncated, students, logits, _ = zip(*answers, strict=True)
     outputs = {
         wire.LABEL: fill_up(labels, b""),
         wire.SCORE: fill_up(scores, 0),
         wire.SPAN: fill_up(spans, -1),
         wire.TRUNCATED: np.stack(truncated),
+        wire.STUDENTS: np.stack(students),
     }
     if logits[0] is not None:
         outputs[wire.LOGITS] = fill_up(logits, wire.LOGITS_FILLER)

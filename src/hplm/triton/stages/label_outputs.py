@@ -23,6 +23,7 @@ def label_writer(request: Any) -> Callable[[Sequence[EncodeAnswer]], dict[str, n
 
     def write(answers: Sequence[EncodeAnswer]) -> dict[str, npt.NDArray[Any]]:
         outputs = labelled([answer.spans for answer in answers])
+        outputs[wire.STUDENTS] = np.array([[answer.students] for answer in answers], np.int32)
         if with_logits:
             outputs[wire.LOGITS] = fill_up([answer.logits for answer in answers], wire.LOGITS_FILLER)
         decided = [answer.dispatch for answer in answers if answer.dispatch is not None]

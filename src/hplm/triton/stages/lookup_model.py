@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from hplm.serving.lookup_stage import RawTexts, TextLookup
 from hplm.serving.stage import Stage
 from hplm.triton.bridge import metrics, translate
+from hplm.triton.stages.stage_model import Counters, Gauges
 from hplm.triton.stages.text_model import TextModel
 
 
@@ -22,6 +24,8 @@ class LookupModel(TextModel):
         hold_s: float,
         events: str,
         waiting: str,
+        counters: Counters = MappingProxyType({}),
+        gauges: Gauges = MappingProxyType({}),
     ) -> None:
         """Start the stage and its metrics, see `StageModel.begin`. `lookup` is the stage's look-up of texts."""
         translate.log(f"{args['model_name']}: what no table has is {lookup.domains.how_misses_are_computed}")
@@ -35,6 +39,6 @@ class LookupModel(TextModel):
             hold_s=hold_s,
             events=events,
             waiting=waiting,
-            counters={windows: lambda: lookup.domains.windows_by_level},
-            gauges={tenants: lambda: {"": stage.tenants}},
+            counters={**counters, windows: lambda: lookup.domains.windows_by_level},
+            gauges={**gauges, tenants: lambda: {"": stage.tenants}},
         )

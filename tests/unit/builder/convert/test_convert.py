@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.convert import base as base_builder
+from hplm_builder.convert import distillation
 from hplm_builder.convert import training as convert
 from hplm_builder.convert.checkpoint import Checkpoint
+from hplm_builder.convert.distillation import PackedText
 from hplm_builder.convert.original import base_config, load_original
-from hplm_builder.convert.training import Converted, ConvertSettings, PackedText
+from hplm_builder.convert.training import Converted, ConvertSettings
 from hplm_builder.tables.plot_tables import build_plot
 from rich.progress import Progress
 from safetensors.torch import load_file
@@ -123,7 +125,7 @@ def test_an_interrupted_conversion_goes_on_as_if_nothing_had_been(
     config = shape_of(folder, form)
     original = load_original(folder, config)
     settings = ConvertSettings(total_tokens=8_000, batch_tokens=1000)
-    monkeypatch.setattr(convert, "CHECKPOINT_STEPS", 3)
+    monkeypatch.setattr(distillation, "CHECKPOINT_STEPS", 3)
 
     class Interrupted(Counting):
         def update(self, *args: object, **kwargs: object) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hplm_builder.convert.distillation import PackedText
 from hplm_builder.convert.mixture import mixture
-from hplm_builder.convert.training import PackedText
 from rich.progress import Progress
 
 from tests import tiny

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.convert.checkpoint import Checkpoint
-from hplm_builder.convert.training import PackedText
+from hplm_builder.convert.distillation import PackedText
 from hplm_builder.domains.masked_lm import MaskedLm, MaskedLmSettings, progress_at, train
 from hplm_builder.domains.masking import Vocabulary, mask_tokens, read_vocabulary
 from hypothesis import given

@@ -38,6 +38,7 @@ from hplm.core.settings import (
     load_settings,
 )
 from hplm.errors import ConfigError, DataError, MissingArtifactError, WrongBaseError
+from hplm.manage.base_survey import survey_bases
 from hplm.models import base_folder
 from hplm.plot import table as tables
 from hplm.registry.registry import Registry
@@ -57,9 +58,10 @@ def store_at(folder: Path, registry: str = "") -> Store:
     return store
 
 
-def make_artifacts(store: Store, base: str, *plots: str, weights: bytes = b"") -> None:
+def make_artifacts(store: Store, base: str, *plots: str, weights: bytes = b"", **meta: Any) -> None:
     """Make a base and its tables without contents, because an export reads their manifests alone."""
-    with artifact.publish(store.base(base), base_folder.KIND, {"config": asdict(tiny.config(name=base))}) as folder:
+    described = {"config": asdict(tiny.config(name=base)), **meta}
+    with artifact.publish(store.base(base), base_folder.KIND, described) as folder:
         (folder / "weights").write_bytes(weights or base.encode())
     fingerprint = base_folder.read(store.base(base)).fingerprint
     for plot in plots:
@@ -296,6 +298,27 @@ def test_kept_settings_keep_the_registry_if_none_is_given(tmp_path: Path) -> Non
         export(store_at(tmp_path / name, given), tmp_path / "models", PLOT, UPPER, keep=keep)
         assert json.loads(path.read_text())["registry"] == wanted
         assert bool(path.stat().st_mode & 0o077) == (not wanted)
+
+
+def test_a_trunk_is_exported_as_one_fused_model_unless_two_stages_are_asked_for(tmp_path: Path) -> None:
+    store, models = store_at(tmp_path / "store"), tmp_path / "models"
+    make_artifacts(store, "thin", "t2", trunk={"of": "b"})
+    export(store, models, PLOT, UPPER)
+
+    def form(**options: Any) -> str:
+        settings = replace(PLOT, base="thin", table="t2"), replace(UPPER, base="thin")
+        export(store, models, *settings, name="students", **options)
+        return served_base(models, "students").form
+
+    assert form() == "fused"
+    assert form(fused=False) == "two-stage"
+    assert form(keep=KEEPABLE_SETTINGS) == "two-stage"
+    assert form() == "fused"
+    with pytest.raises(ConfigError, match="leave out --look-up-instances, or give --no-fused"):
+        form(look_up_instances=2)
+    with closing(Registry.open(store, create=True)) as registry:
+        listed = survey_bases(models, store, registry, {})
+    assert [(base["model"], base["trunk_of"]) for base in listed] == [("hbert", None), ("students", "b")]
 
 
 def test_missing_artifacts_are_refused_by_name_also_with_kept_settings(tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ def test_a_fleet_has_adapters_of_the_given_width(tmp_path: Path, base: Base) -> 
     assert {bank.load(name).packed.reduced_size for name in bank.names} == {base.config.hidden_size // 4}
 
 
+def test_tenants_of_a_fleet_have_numbers_of_students_in_turn_and_students_differ(tmp_path: Path, base: Base) -> None:
+    store = Store(tmp_path)
+    make_fleet(store, base, BANK, 2, 0, QUIET, students=(2, 3))
+    bank = BankFile(store.bank(BANK), base.fingerprint)
+    adapters = [packed for name in bank.names for packed in bank.load(name).adapters]
+    assert len({packed.weights.tobytes() for packed in adapters}) == len(adapters) == 5
+
+
 def test_swapping_two_tenants_changes_the_hidden_states(tmp_path: Path, base: Base) -> None:
     bank = open_fleet(tmp_path, base, 2)
     hidden = reference.merged([2, 10, 11, 12, 3], base.config, [], load_lower(base))

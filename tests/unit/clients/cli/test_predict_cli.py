@@ -31,6 +31,14 @@ def test_a_text_is_shown_as_it_is() -> None:
     assert done.stdout == f"{text}\n  ok  0.500  'a'\n"
 
 
+@pytest.mark.parametrize(("students", "line"), [(1, ""), (3, "  (answered by 3 students)\n")])
+def test_the_number_of_students_is_printed_above_one(students: int, line: str) -> None:
+    with answering() as server:
+        server.students = students
+        done = predict(server.url, "a")
+    assert done.stdout == f"a\n  ok  0.500\n{line}"
+
+
 def refuse(text: str) -> None:
     raise ValueError(f"BAD_INPUT: {HOSTILE}")
 

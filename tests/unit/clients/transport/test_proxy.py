@@ -89,7 +89,8 @@ def test_a_proxys_answer_is_a_typed_error(proxy: ThreadingHTTPServer, status: in
                 refused()
             assert "html" not in str(raised.value)
     # A redirect is not followed, because it would take headers and text elsewhere.
-    assert proxy.asked == ["/v2/models/hbert/infer"] * 2  # type: ignore[attr-defined]
+    # Each client first asks for the model's outputs.
+    assert proxy.asked == ["/v2/models/hbert", "/v2/models/hbert/infer"] * 2  # type: ignore[attr-defined]
 
 
 def outputs(**fields: object) -> bytes:

@@ -36,6 +36,19 @@ def test_tenants_added_replaced_and_deleted_show_at_the_next_look(tiny_base: Bas
     assert place.load("alpha").card.name == "alpha"
 
 
+def test_another_least_number_of_students_shows_at_the_next_look_and_loads_nothing_again(
+    store: Store, place: Place
+) -> None:
+    before = place.bank.resolve(b"alpha")
+    with closing(Registry.open(store)) as registry:
+        registry.set_least_students("alpha", 2)
+    place.catalog.refresh()
+    after = place.bank.resolve(b"alpha")
+    # The host cache finds a tenant by an equal version.
+    assert (before.least_students, after.least_students, after == before) == (1, 2, True)
+    assert hash(after) == hash(before)
+
+
 def test_a_request_under_way_gets_the_version_it_started_with_after_an_update_and_after_a_deletion(
     tiny_base: Base, store: Store, place: Place
 ) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hplm_builder.convert.training import Converted, ConvertSettings, PackedText, distance, train
+from hplm_builder.convert.distillation import PackedText
+from hplm_builder.convert.training import Converted, ConvertSettings, distance, train
 from rich.progress import Progress
 
 from hplm.core.settings import BaseConfig

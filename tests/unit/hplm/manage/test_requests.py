@@ -37,9 +37,11 @@ WHOLE: list[dict[str, Any]] = [
         "levels": ["small", "large"],
         "target": {"accuracy": 0.9, "latency_ms": 40, "deterministic": True, "on_late": "refuse"},
     },
+    {**CREATE, "action": "tenant.students", "base": "trunk", "students": {"form": "own", "teacher": "full", "most": 4}},
     {"action": "tenant.target", "tenant": "acme", "target": {"latency_ms": 20}},
     {"action": "tenant.delete", "tenant": "acme"},
     {"action": "tenant.rollback", "tenant": "acme", "version": 2},
+    {"action": "tenant.least_students", "tenant": "acme", "least": 2},
     {"action": "tenant.show", "tenant": "acme"},
     {"action": "tenant.list", "prefix": "a", "after": "ab", "limit": 5},
     {"action": "domain.create", "domain": "law", "corpus": {"path": "law.txt"}, "settings": {"tokens": 1000}},
@@ -103,6 +105,11 @@ ELSEWHERE = {
 def test_the_manual_has_every_code_that_managing_can_end_with() -> None:
     said = MANUAL[MANUAL.index("| HTTP | codes |") :].split("\n\n")[0]
     assert set(re.findall(r"`([A-Z][A-Z0-9_]+)`", said)) == {leaf.code for leaf in leaves()} - ELSEWHERE
+
+
+def test_the_manual_has_every_option_of_students() -> None:
+    said = MANUAL[MANUAL.index("- `students` holds") :].split("\n- ")[0]
+    assert {one.name for one in dataclasses.fields(request_parts.StudentOptions)} <= set(re.findall(r"`(\w+)`", said))
 
 
 @pytest.mark.parametrize("settings", [request_parts.TuneSettings, request_parts.PretrainSettings])

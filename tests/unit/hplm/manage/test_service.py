@@ -250,6 +250,21 @@ def test_the_domain_that_a_server_is_exported_over_is_not_deleted(store: Store, 
         ask(service, "domain.delete", domain="tax")
 
 
+def test_the_least_number_of_students_is_set_without_a_job_and_shown(
+    service: ManageService, registry: Registry
+) -> None:
+    publish(registry, "acme")
+    assert ask(service, "tenant.show", tenant="acme")["tenant"]["least_students"] == 1
+    ask(service, "tenant.least_students", tenant="acme", least=2)
+    assert ask(service, "tenant.show", tenant="acme")["tenant"]["least_students"] == 2
+    assert ask(service, "job.list")["jobs"] == []
+    for least in (0, 17):
+        with pytest.raises(BadManageRequestError, match="least must be 1 to 16"):
+            ask(service, "tenant.least_students", tenant="acme", least=least)
+    with pytest.raises(UnknownTenantError):
+        ask(service, "tenant.least_students", tenant="nobody", least=2)
+
+
 def test_a_roll_back_goes_to_the_version_before_or_to_the_one_named(service: ManageService, registry: Registry) -> None:
     publish(registry, "acme", times=3)
     assert ask(service, "tenant.rollback", tenant="acme")["version"] == 2

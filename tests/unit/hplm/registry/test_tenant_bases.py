@@ -274,3 +274,28 @@ def test_a_deleted_base_that_is_published_again_goes_on_counting_and_keeps_its_f
     assert registry.collectable(LATER_S + 1) == []
     assert registry.base("c") == BaseRecord("c", "fingerprint of c", "bases/c")
     assert publish(registry, "films", registry.current_domain("c", "general-c")).base == "c"
+
+
+def test_a_tenants_least_number_of_students_stays_through_updates_and_goes_with_the_tenant(
+    registry: Registry, root: DomainVersion, other: DomainVersion
+) -> None:
+    def least() -> set[tuple[str, int]]:
+        return {(one.base, one.least_students) for one in registry.changes_since(0).published}
+
+    publish(registry, "films", root)
+    publish(registry, "books", root)
+    before = registry.generation()
+    registry.set_least_students("films", 3)
+    (changed,) = registry.changes_since(before).published
+    assert (changed.name, changed.least_students) == ("films", 3)
+    publish(registry, "films", other)
+    registry.rollback_tenant("films", None, LATER_S)
+    assert registry.tenant("films").least_students == 3
+    assert registry.served_version(changed.version_id).least_students == 3
+    registry.delete_tenant("books", LATER_S)
+    assert least() == {("b", 3)}
+    registry.delete_tenant("films", LATER_S)
+    publish(registry, "films", root)
+    assert least() == {("b", 1)}
+    with pytest.raises(UnknownTenantError):
+        registry.set_least_students("books", 2)

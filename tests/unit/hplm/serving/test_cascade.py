@@ -51,7 +51,8 @@ def plan_of(*levels: LevelPlan, latency_ms: float = 1.0, **settings: Any) -> Cas
 class Level:
     """A level that calls a text `yes` with the probability that is the text's last word, and is as sure of it."""
 
-    def __init__(self, base: str, *, calls: int = 1, capacity: int = 100) -> None:
+    def __init__(self, base: str, *, calls: int = 1, capacity: int = 100, students: int = 1) -> None:
+        self.students = students
         self.texts: list[tuple[bytes, ...]] = []
         self.dispatch: list[list[float]] = []
         self.outputs: list[list[str]] = []
@@ -86,6 +87,7 @@ class Level:
         logits = [np.array([[0.0, np.log(confidence / (1 - confidence))]], np.float32) for confidence in sure]
         return found | {
             wire.TRUNCATED: np.zeros((len(rows), 1), bool),
+            wire.STUDENTS: np.full((len(rows), 1), self.students, np.int32),
             wire.LOGITS: fill_up(logits, wire.LOGITS_FILLER),
             wire.ROUTE: np.array(route, np.int32)[:, None],
             wire.CONFIDENCE: np.array(sure, np.float32)[:, None],
@@ -172,6 +174,13 @@ def test_a_text_below_the_cut_off_gets_the_weighted_answer_of_all_levels(cascade
     assert answer.answer.scores == pytest.approx([wanted[0]])
     assert answer.answer.logits is not None
     np.testing.assert_allclose(answer.answer.logits, np.log(wanted)[None], rtol=1e-5)
+
+
+def test_an_answer_has_the_students_of_the_level_that_answered_last(cascade: Cascade) -> None:
+    cascade.level("small", students=4)
+    cascade.level("large", students=2)
+    answers = [cascade.ask(text, plan_of(*TWO)) for text in ("red 0.75", "red 0.25")]
+    assert cascade_outputs(answers)[wire.STUDENTS].tolist() == [[4], [2]]
 
 
 def test_the_last_level_answers_whatever_its_confidence_is(cascade: Cascade) -> None:

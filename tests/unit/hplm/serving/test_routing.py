@@ -43,6 +43,7 @@ def outputs_of(texts: Sequence[int], *, logits: bool = True) -> dict[str, npt.ND
     """What a base's model answers for some of SPANS."""
     outputs = labelled([SPANS[i] for i in texts])
     outputs[wire.TRUNCATED] = np.array([[i == 2] for i in texts])
+    outputs[wire.STUDENTS] = np.array([[i + 1] for i in texts], np.int32)
     if logits:
         outputs[wire.LOGITS] = fill_up([LOGITS[i] for i in texts], wire.LOGITS_FILLER)
     return outputs
@@ -132,7 +133,10 @@ class Route:
 
 def echo(texts: list[bytes]) -> dict[str, npt.NDArray[Any]]:
     outputs = labelled([[LabelledSpan(text.decode(), 1.0, 0, 1)] for text in texts])
-    return outputs | {wire.TRUNCATED: np.zeros((len(texts), 1), bool)}
+    return outputs | {
+        wire.TRUNCATED: np.zeros((len(texts), 1), bool),
+        wire.STUDENTS: np.ones((len(texts), 1), np.int32),
+    }
 
 
 def bad(texts: list[bytes]) -> dict[str, npt.NDArray[Any]]:
