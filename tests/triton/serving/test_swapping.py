@@ -114,13 +114,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     dtype = choose_dtype("auto", torch.device("cpu"))
     name = str(dtype).removeprefix("torch.")
     # With all that fills slots at once, whatever a processor has by default.
-    # Beside other tests, which run at nice 19, it takes no turns of theirs.
+    # Beside other tests it takes no turns of theirs.
     upper_settings = {
         "host_cache_mb": 10,
         "device": "cpu",
         "num_threads": 1,
         "coarse_prefetch": True,
-        "compute_nice": 19,
+        "compute_nice": 0,
     }
     models = tiny.make_repository(
         folder,
