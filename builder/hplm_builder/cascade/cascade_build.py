@@ -16,6 +16,7 @@ from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
 from hplm.cascade.promise import proved_accuracy
 from hplm.cascade.selection import CascadeTarget, broken_promise, select_candidate
 from hplm.errors import DataError
+from hplm.profiles.profile import Profile
 from hplm.reporting.progress import Report, silent
 from hplm.tasks.examples import LabelledText
 from hplm.tasks.task_loader import task_named
@@ -31,11 +32,23 @@ STEPS = {"calibrate": 0.2, "prune": 0.4, "prove": 0.3, "select": 0.1}
 
 
 class Latency(Protocol):
-    """The times of a base, for example a `Profile`."""
+    """The times of a level, for example a `LevelLatency`."""
 
     def latency_ms(self, tokens: int) -> float:
         """Return the milliseconds of a request of one text of `tokens` tokens, while no other request runs."""
         ...
+
+
+@dataclass(frozen=True)
+class LevelLatency:
+    """The times of a level: of its base, which computes each text once for each of the level's students."""
+
+    profile: Profile
+    students: int = 1
+
+    def latency_ms(self, tokens: int) -> float:
+        """Return the milliseconds of a request of one text of `tokens` tokens, while no other request runs."""
+        return self.profile.latency_ms(tokens, students=self.students)
 
 
 @dataclass(frozen=True)

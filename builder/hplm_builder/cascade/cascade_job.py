@@ -30,6 +30,7 @@ from hplm.tasks.examples import LabelledText
 from hplm_builder.cascade.cascade_build import (
     STEPS,
     BuiltCascade,
+    LevelLatency,
     build_cascade,
     numbered,
     select_again,
@@ -118,7 +119,13 @@ def target_cascade(job: Job, context: JobContext) -> dict[str, Any]:
         domain = open_features(store, base, [each.path for each in lineage], miss=miss)
         profiles[name_of_base] = profile_of(store, base, domain)
     context.lease.report("select", 0.8)
-    built = _with_warnings(select_again(outputs, _target(request), profiles), _rough_latencies(profiles))
+    students = {
+        name_of_base: version.about.get("students", {}).get("count", 1) for name_of_base, version in current.items()
+    }
+    latencies = {
+        name_of_base: LevelLatency(profile, students[name_of_base]) for name_of_base, profile in profiles.items()
+    }
+    built = _with_warnings(select_again(outputs, _target(request), latencies), _rough_latencies(profiles))
     number = context.lease.retry(lambda: registry.next_number(name))
     last = built.plan.levels[-1].base
     numbers = {**cascade.levels, last: number}
@@ -227,13 +234,15 @@ class _CascadeTask:
 
         profiles: dict[str, Profile] = {}
 
-        def profile(level: LevelInput) -> Profile:
+        def latency_of(level: LevelInput) -> LevelLatency:
             profiles[level.base_name] = profile_of(
                 context.store, level.base, level.domain, report=lambda step, done: report("profile", 0.0)
             )
-            return profiles[level.base_name]
+            return LevelLatency(profiles[level.base_name], level.tenant.card.students)
 
-        built = build_cascade(inputs, self.levels[0].data, self.proof, self.target, profile, shared_out(report, STEPS))
+        built = build_cascade(
+            inputs, self.levels[0].data, self.proof, self.target, latency_of, shared_out(report, STEPS)
+        )
         return _with_warnings(built, [*self.warnings, *_rough_latencies(profiles)])
 
     def report_part(self, context: JobContext, part: str) -> Report:

@@ -109,8 +109,11 @@ class Profile:
         if not all(0 < timing.ms < math.inf for timing in (*self.request, *self.look_up, *self.known, *self.encode)):
             raise ConfigError("finite times above 0 ms were expected")
 
-    def latency_ms(self, tokens: int, new_share: float = 1.0) -> float:
+    def latency_ms(self, tokens: int, new_share: float = 1.0, students: int = 1) -> float:
         """Return the milliseconds of a request of one text of `tokens` tokens, while no other request runs.
+
+        `students` is the number of students that answer it. Each computes the text, so the encode stage takes at most the time
+        of a text of so many times the tokens.
 
         `new_share` is the share of the text's n-grams that are neither in a table nor remembered, 0 to 1. By default all are
         new, which costs most; it makes no difference to a whole base. Between two measured lengths the time is interpolated.
@@ -121,7 +124,9 @@ class Profile:
             interpolate(rising([(timing.tokens, timing.ms) for timing in timings if timing.texts == 1]), tokens)
             for timings in (self.request, self.look_up, self.known, self.encode)
         )
-        return max(encode_ms, new_ms - (1 - new_share) * max(0.0, look_up_ms - known_ms))
+        encoded = rising([(timing.tokens, timing.ms) for timing in self.encode if timing.texts == 1])
+        more_ms = interpolate(encoded, tokens * students) - encode_ms
+        return more_ms + max(encode_ms, new_ms - (1 - new_share) * max(0.0, look_up_ms - known_ms))
 
     def cost_samples(self) -> list[tuple[int, int, float]]:
         """Return the encode stage's batches as samples of a cost model: tokens, sum of squared lengths, seconds."""

@@ -37,6 +37,12 @@ def test_text_that_tables_know_saves_its_look_up_but_not_its_encode_stage() -> N
     assert slow_look_up.latency_ms(8, new_share=0.0) == 2.0
 
 
+def test_each_student_computes_the_text_once_more_in_the_encode_stage_alone() -> None:
+    profile = made_profile(encode=(Timing(1, 8, 2.0), Timing(1, 32, 5.0)))
+    assert profile.latency_ms(8, students=1) == profile.latency_ms(8)
+    assert profile.latency_ms(8, students=4) == profile.latency_ms(8) + 3.0
+
+
 def test_samples_of_the_cost_model_count_the_tokens_of_the_whole_batch() -> None:
     assert made_profile().cost_samples() == [(8, 64, 0.002), (256, 8192, 0.016)]
 
