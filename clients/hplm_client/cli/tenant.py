@@ -181,7 +181,7 @@ def create(
 
       hplm tenant create acme --train acme/train.csv --path-on-server --detach
 
-      hplm tenant create acme --train train.csv --levels minilm,mpnet --accuracy 0.88 --latency-ms 40 --proof proof.csv
+      hplm tenant create acme --train train.csv --levels minilm-whole,mpnet-whole --accuracy 0.88 --proof p.csv
 
       hplm tenant create acme --train train.csv --unlabelled more.csv --base trunk-2 --students
     """
