@@ -16,10 +16,11 @@ from hplm.adapters.tenant import TenantCard
 from hplm.core.names import check_name, check_name_of
 from hplm.core.settings import AdapterWidth, EncodeSettings, Miss
 from hplm.engine.lower_layers import check_hierarchical
-from hplm.errors import ArtifactError, DataError
+from hplm.errors import ArtifactError, ConfigError, DataError
 from hplm.housekeeping.removal_plan import DEFAULT_ROOT
 from hplm.jobs.handlers import JobHandler
 from hplm.jobs.local import run_local_job
+from hplm.manage.students import has_students
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.registry.records import PLAN, TenantRecord
@@ -59,9 +60,9 @@ def build_tenant(
     be served. `width` is for the slots of an export with default settings; None takes `settings.reduction_factor`. With
     `keep_width` the adapter is as wide as that of the current version instead, if its files can be read.
 
-    The versions of the tenant over other bases stay. Raises DataError if the current version has other labels,
-    ConflictError if the tenant has an unfinished job, MissingRegistryError if the store has tenants and no registry, and what
-    `run_local_job` raises.
+    The versions of the tenant over other bases stay. Raises DataError if the current version has other labels, ConfigError if
+    it has students, ConflictError if the tenant has an unfinished job, MissingRegistryError if the store has tenants and no
+    registry, and what `run_local_job` raises.
     """
     check_name(name)
     base = bases.load(store.base(base_name))
@@ -103,12 +104,20 @@ def build_tenant(
 
 
 def _current_factor(store: Store, base: Base, current: TenantRecord, data: LabelledData) -> int | None:
-    """Return the reduction factor of the current version's adapter. Raises DataError if the version has other labels."""
+    """Return the reduction factor of the current version's adapter.
+
+    Raises DataError if the version has other labels, ConfigError if it has students.
+    """
     # A version whose files are damaged or gone is simply replaced.
     with suppress(ArtifactError):
         card = load_card(store, current.current, base)
         if (card.task, card.labels, card.texts) != (data.task, data.labels, data.texts):
             raise DataError(f"tenant {card.name!r} exists with other labels, or another kind of task: delete it first")
+        if has_students(current.current):
+            raise ConfigError(
+                f"tenant {card.name!r} has students over base {current.base!r}, and this command makes one adapter: train its "
+                "students again with `hplm tenant update` or `hplm tenant students`, or delete it over this base first"
+            )
         return base.config.hidden_size // load_version(store, current.current, base).packed.reduced_size
     return None
 

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hplm_builder.jobs.local_builds import build_tenant
+from hplm_builder.tenants.finetune import TrainSettings
+from rich.progress import Progress
 
 from hplm.adapters import tenant as tenants
 from hplm.core.settings import WHOLE
-from hplm.errors import BadManageRequestError, UnknownTenantError
+from hplm.errors import BadManageRequestError, ConfigError, UnknownTenantError
 from hplm.housekeeping import garbage_collection
 from hplm.manage.service import ManageService
 from hplm.models import base as bases
@@ -23,6 +26,7 @@ from hplm.reporting.student_lines import student_lines
 from hplm.store.layout import Store
 from tests import tiny
 from tests.managed import at_work
+from tests.tasks import colour_data
 from tests.unit.hplm.manage.making import (
     NOW_S,
     QUICK,
@@ -114,6 +118,8 @@ def test_a_new_tenant_gets_students_and_every_prefix_is_shown(
     made = tenants.load(folder, fingerprint=bases.load(store.base("trunk")).fingerprint, name="new")
     assert (made.card.students, made.card.student_form) == (students["count"], "own")
     check_clean(store, registry)
+    with pytest.raises(ConfigError, match="'new' has students over base 'trunk'"):
+        build_tenant(store, "trunk", "general", "new", colour_data(), TrainSettings(epochs=1), Progress(disable=True))
 
 
 def test_an_existing_tenant_teaches_its_students_and_keeps_its_other_versions(
