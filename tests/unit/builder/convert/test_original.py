@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hplm_builder.cli import build as cli
-from hplm_builder.convert.base import check_model
+from hplm_builder.convert.base import check_model, origin_of
 from hplm_builder.convert.original import base_config, load_original
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 from typer.testing import CliRunner
@@ -135,3 +135,13 @@ def test_the_command_refuses_an_adapter_before_it_asks_for_a_name(folder: Path) 
     done = CliRunner().invoke(cli.app, ["base", "--model", str(folder)])
     assert isinstance(done.exception, DataError)
     assert "Adapters that were trained elsewhere cannot be imported yet" in str(done.exception)
+
+
+def test_a_folder_with_the_name_of_a_known_model_counts_if_it_holds_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mpnet").mkdir()
+    assert origin_of(Path("mpnet")) != "mpnet"
+    (tmp_path / "mpnet" / "config.json").write_text("{}")
+    assert origin_of(Path("mpnet")) == "mpnet"
