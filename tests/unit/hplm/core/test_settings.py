@@ -154,12 +154,13 @@ def documented_settings() -> list[tuple[type, dict[str, tuple[str, str]]]]:
     """Return, for each kind of settings, the default and the range that docs/settings.md has for each key."""
     page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text()
     parts = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
-    both = parts["Both stages"]
+    every = parts["All models"]
+    both = every + parts["Both stages"]
     of_kind = {
         LookupSettings: both + parts["`hbert_plot`"],
         EncodeSettings: both + parts["`hbert_upper`"],
-        ManagerSettings: parts["`manager` and `manager_watch`"],
-        RouteSettings: parts["`hplm`"],
+        ManagerSettings: every + parts["`manager` and `manager_watch`"],
+        RouteSettings: every + parts["`hplm`"],
     }
     row = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", flags=re.MULTILINE)
     return [
@@ -172,7 +173,7 @@ def test_every_setting_is_in_the_documents_with_its_default() -> None:
         wanted = {}
         for one in dataclasses.fields(kind):
             default = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-            shown = json.dumps(default) if default is not dataclasses.MISSING else "written by the export"
+            shown = json.dumps(default) if default is not dataclasses.MISSING else "exported"
             wanted[one.name] = f"`{shown}`" if isinstance(default, str | dict) else shown
         assert {key: default for key, (default, _) in rows.items()} == wanted
 
