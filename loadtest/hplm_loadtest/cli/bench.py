@@ -14,6 +14,7 @@ from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
+from hplm_loadtest.benchmarks.access.key_check import key_check
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
 from hplm_loadtest.benchmarks.engine.importance import importance
@@ -109,6 +110,19 @@ def bench_lookup(models: ModelsOption = DEMO, rounds: RoundsOption = 9, json_fil
     Example: hplm bench plot-lookup --json plot-lookup.json
     """
     plot_lookup(models, rounds).publish(json_file)
+
+
+@app.command(name="access-check")
+def bench_access_check(
+    checks: Annotated[int, typer.Option(min=60, help="Checks of keys that are refused.")] = 100_000,
+    tenants: Annotated[int, typer.Option(min=2, help="Tenants, each with a key.")] = 200,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure in this process how long the check of a key takes, by the reason for which the key is refused.
+
+    Example: hplm bench access-check --json access-check.json
+    """
+    key_check(checks, tenants).publish(json_file)
 
 
 @app.command(name="upper")
