@@ -16,6 +16,7 @@ workaround changes nothing on a Triton that has the fix.
     finished_requests     crashes if asked about a finished request                 none seen    harmless
     full_shared_memory    fails all answers of a call if one has no room            none seen    harmless
     shell_paths           passes paths to a shell without quotes                    none seen    always on
+    shown_arguments       takes a secret as an argument, which every user can read  none seen    harmless
     deep_json             overflows its stack on nested JSON or chopped bodies      26.05        by version
     empty_outputs         numpy 2 makes every output tensor empty                   24.11        by version
 
