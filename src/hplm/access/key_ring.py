@@ -39,6 +39,7 @@ class KeyRing:
     ) -> None:
         self._unix_clock = unix_clock
         self._generation = 0
+        self._read_s = 0.0
         self._keys: dict[str, AccessKey] = {}
         self._last_uses: dict[str, float] = {}
         # Takes the place of a key that does not exist, so that the check does the same work.
@@ -98,6 +99,16 @@ class KeyRing:
             return found
         raise ForbiddenError(REFUSED_ACTION)
 
+    def is_gone(self, key_id: str, checked_s: float) -> bool:
+        """Return whether a key that another process accepted at `checked_s`, in unix seconds, is revoked or expired.
+
+        A key that is not known here is not gone if it was accepted after the last reading of the registry: it may be new.
+        """
+        read_s, found = self._read_s, self._keys.get(key_id)
+        if found is None:
+            return checked_s < read_s
+        return found.expires_s is not None and self._unix_clock() >= found.expires_s
+
     def take_last_uses(self) -> dict[str, float]:
         """Return when each key was used since the last call, in unix seconds by the key's id."""
         taken, self._last_uses = self._last_uses, {}
@@ -105,7 +116,9 @@ class KeyRing:
 
     def refresh(self) -> None:
         """Apply what has changed since the last time. Raises RegistryError."""
+        began_s = self._unix_clock()
         if self._registry.generation() == self._generation:
+            self._read_s = began_s
             return
         changes = self._registry.keys_since(self._generation)
         if changes.full and self._keys and not changes.keys:
@@ -120,6 +133,7 @@ class KeyRing:
             else:
                 keys.pop(key.id, None)
         self._keys, self._generation = keys, changes.generation
+        self._read_s = began_s
 
     def _find(self, raw: bytes) -> tuple[AccessKey, bool]:
         """Return the key with the id in `raw`, and whether its secret is right and it has not expired."""

@@ -17,6 +17,7 @@ from hplm.errors import ConfigError
 
 PREFIX = "hplm"
 ID_BYTES, SECRET_BYTES = 10, 32
+ID_CHARACTERS = 16
 # The header that carries a key. Triton forwards it to a model as a parameter of this name.
 HEADER = "authorization"
 # The environment variable from which commands and scripts take a key.

@@ -19,7 +19,8 @@ VALID_S = 600.0
 # Seconds that the clock may step back between the signing and the check.
 CLOCK_STEP_S = 5.0
 SECRET_BYTES = 32
-_TIME_BYTES, _MAC_BYTES = 8, 32
+_TIME_BYTES = 8
+PROOF_CHARACTERS = 54  # base64 of 8 bytes of time and 32 bytes of HMAC
 REFUSED = "this model answers only calls of the server's own first stage; call the model that clients call"
 
 
@@ -36,17 +37,22 @@ class Prover:
         made = round(self._clock() * 1e6).to_bytes(_TIME_BYTES, "big")
         return base64.urlsafe_b64encode(made + self._mac(made, tenant, subject)).rstrip(b"=")
 
-    def check(self, proof: bytes, tenant: str, subject: str) -> None:
-        """Raise ForbiddenError unless `sign` made the proof for this tenant and subject within the last 10 minutes."""
+    def check(self, proof: bytes, tenant: str, subject: str) -> float:
+        """Return when `sign` made the proof for this tenant and subject, in unix seconds.
+
+        Raises ForbiddenError for any other bytes, and for a proof that is older than 10 minutes.
+        """
         try:
             raw = base64.b64decode(proof + b"=" * (-len(proof) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raw = b""
         made, mac = raw[:_TIME_BYTES], raw[_TIME_BYTES:]
         is_signed = hmac.compare_digest(mac, self._mac(made, tenant, subject))
-        age_s = self._clock() - int.from_bytes(made, "big") / 1e6
+        made_s = int.from_bytes(made, "big") / 1e6
+        age_s = self._clock() - made_s
         if not (is_signed and -CLOCK_STEP_S <= age_s <= VALID_S):
             raise ForbiddenError(REFUSED)
+        return made_s
 
     def _mac(self, made: bytes, tenant: str, subject: str) -> bytes:
         # Names hold no zero byte, so no two pairs of a tenant and a subject give the same message.

@@ -170,9 +170,7 @@ class TextLookup:
             waits_for_others=waits_for_others,
         ):
             raise DeadlineError("the deadline cannot be met; it was not computed")
-        return LookupItem(
-            tenant, text, domain, tokens, request.arrived_s, waits_for_others, students, request.key_id
-        )
+        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others, students, request.key_id)
 
     def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
         """Tokenise all texts together, then look them up domain by domain. One text's failure fails its own request only."""

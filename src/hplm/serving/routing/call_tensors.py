@@ -75,7 +75,7 @@ def call_inputs(
     for index, (item, name) in enumerate(texts):
         text[index, :] = item.texts
         tenant[index, 0] = name
-    inputs = {wire.TEXT: text, wire.TENANT: tenant}
+    inputs: dict[str, npt.NDArray[Any]] = {wire.TEXT: text, wire.TENANT: tenant}
     if texts[0][0].dispatch is not None:
         inputs[wire.DISPATCH] = np.stack([item.dispatch.to_array() for item, _ in texts if item.dispatch is not None])
     if proofs is not None:

@@ -30,8 +30,8 @@ from hplm.triton.launcher.child_process import deferred_signals, exit_status, ex
 from hplm.triton.launcher.command_line import model_flags, port_flags
 from hplm.triton.launcher.install import TritonInstall, find_triton, search_paths
 from hplm.triton.launcher.ports import Ports
-from hplm.triton.launcher.restricted_apis import restrict
-from hplm.triton.workarounds import deep_json, idle_connections, killed_server_files, shown_arguments
+from hplm.triton.launcher.restricted_apis import hide_secret, restrict
+from hplm.triton.workarounds import deep_json, idle_connections, killed_server_files
 from hplm.triton.workarounds.dead_stubs import stubs_of
 from hplm.triton.workarounds.empty_outputs import check_numpy
 from hplm.triton.workarounds.late_finalize import tell_stages
@@ -200,7 +200,7 @@ class TritonServer:
         if not self._is_secret_shown:
             return
         self._is_secret_shown = False
-        if not shown_arguments.hide(self.process.pid, self._restricted.secret):
+        if not hide_secret(self.process.pid, self._restricted.secret):
             logging.getLogger(__name__).warning(
                 "this system does not let the launcher hide an argument of Triton: other users of this machine can read from "
                 "`ps` the secret with which models are loaded and unloaded"
@@ -254,9 +254,7 @@ class TritonServer:
                 tell_stages(self.process.pid)
                 groups = unload_order(self.models)
                 until_unloaded_s = until_s - timeout_s / 2
-                is_empty = idle_connections.unload(
-                    self.ports.http_url, groups, until_unloaded_s, self.launcher_headers
-                )
+                is_empty = idle_connections.unload(self.ports.http_url, groups, until_unloaded_s, self.launcher_headers)
                 self.process.send_signal(signal.SIGTERM)
                 self.ends(idle_connections.EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
         finally:

@@ -16,11 +16,11 @@ workaround changes nothing on a Triton that has the fix.
     finished_requests     crashes if asked about a finished request                 none seen    harmless
     full_shared_memory    fails all answers of a call if one has no room            none seen    harmless
     shell_paths           passes paths to a shell without quotes                    none seen    always on
-    shown_arguments       takes a secret as an argument, which every user can read  none seen    harmless
     deep_json             overflows its stack on nested JSON or chopped bodies      26.05        by version
     empty_outputs         numpy 2 makes every output tensor empty                   24.11        by version
 
-Three workarounds are where they act, because those rooms do not import this one: `hplm.serving.triton_queue_time` (Triton
+Four workarounds are where they act. `hplm.triton.launcher.restricted_apis` hides a secret that Triton takes as an argument. The
+other three are in rooms that do not import this one: `hplm.serving.triton_queue_time` (Triton
 does not report queue time), `hplm.serving.watch_stage` (an open gRPC stream keeps Triton from stopping, so a watch is
 closed after 2 s), and `hplm_client.transport.connection` (a cancelled gRPC request may crash Triton before 24.12).
 """
