@@ -13,7 +13,10 @@ BLIND_AFTER_S = 3.0
 
 
 class Poller:
-    """Calls `poll` every `every_s` seconds, counts its failures and logs them now and then, after the words `fault`."""
+    """Calls `poll` every `every_s` seconds, counts its failures and logs them now and then, after the words `fault`.
+
+    `afterwards` is called after each poll. It must not raise, and it may take long.
+    """
 
     def __init__(
         self,
@@ -22,9 +25,11 @@ class Poller:
         name: str,
         every_s: float,
         fault: str,
+        afterwards: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._every_s, self._fault, self._clock = poll, every_s, fault, clock
+        self._afterwards = afterwards
         self._stopped = threading.Event()
         self._warned_s = -WARN_EVERY_S
         self._has_failed = False
@@ -77,6 +82,7 @@ class Poller:
     def _follow(self) -> None:
         while not self._stopped.wait(self._every_s):
             self.poll()
+            self._afterwards()
 
     def _warn(self, why: str) -> None:
         if self._clock() - self._warned_s >= WARN_EVERY_S:

@@ -220,6 +220,22 @@ def test_without_a_registry_there_is_no_key_ring(store: Store) -> None:
         KeyRing(store)
 
 
+def test_a_key_that_another_process_accepted_is_gone_once_it_is_revoked_or_expired(
+    ring: KeyRing, registry: Registry, clock: Clock
+) -> None:
+    revoked, expiring = add(registry, "films"), add(registry, "films", expires_s=NOW_S + 60)
+    assert not ring.is_gone(revoked.id, clock.now_s)  # the ring has not heard of it yet
+    clock.now_s += 1
+    ring.refresh()
+    assert not ring.is_gone(revoked.id, clock.now_s)
+    accepted_s = clock.now_s
+    registry.revoke_key(revoked.id, NOW_S)
+    clock.now_s += 59
+    ring.refresh()
+    assert ring.is_gone(revoked.id, accepted_s)
+    assert ring.is_gone(expiring.id, accepted_s)
+
+
 def test_last_uses_are_taken_once_and_refused_keys_are_not_among_them(
     ring: KeyRing, registry: Registry, clock: Clock
 ) -> None:

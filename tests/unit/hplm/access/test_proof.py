@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hplm.access.proof import VALID_S, Prover
+from hplm.access.proof import PROOF_CHARACTERS, VALID_S, Prover
 from hplm.errors import ForbiddenError
 
 SECRET = bytes(range(32))
@@ -33,7 +33,7 @@ def prover(clock: Clock) -> Prover:
 def test_a_proof_is_valid_for_ten_minutes(prover: Prover, clock: Clock) -> None:
     proof = prover.sign("films", "7")
     clock.now_s += VALID_S
-    prover.check(proof, "films", "7")
+    assert prover.check(proof, "films", "7") == 1_000_000.0
     clock.now_s += 1
     with pytest.raises(ForbiddenError):
         prover.check(proof, "films", "7")
@@ -76,6 +76,8 @@ def test_a_proof_with_another_character_is_refused(place: int, character: int) -
 
 
 def test_a_proof_is_ascii_and_the_secret_is_not_shown(prover: Prover) -> None:
-    assert prover.sign("films", "7").isascii()
+    proof = prover.sign("films", "7")
+    assert proof.isascii()
+    assert len(proof) == PROOF_CHARACTERS
     assert SECRET.hex() not in repr(prover)
     assert repr(SECRET) not in f"{prover!r} {prover}"
