@@ -149,3 +149,8 @@ def ask(
             else [one["name"] for one in response["outputs"]]
         )
         return {name: result.as_numpy(name) for name in names}
+
+
+def answered(result: Inputs | HplmError) -> Inputs:
+    assert not isinstance(result, HplmError), repr(result)
+    return result

@@ -27,6 +27,7 @@ from tests.triton.access.making import (
     TEXT_MODELS,
     Inputs,
     Place,
+    answered,
     as_bytes,
     ask,
     bearer,
@@ -65,11 +66,6 @@ def keys(place: Place) -> dict[str, str]:
 def protocol(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
-
-
-def answered(result: Inputs | HplmError) -> Inputs:
-    assert not isinstance(result, HplmError), repr(result)
-    return result
 
 
 def as_proofs(*proofs: bytes) -> npt.NDArray[np.uint8]:
