@@ -50,6 +50,8 @@ TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the w
 # INT64 [3]: the number of tokens; the version of the tenant that the first stage used, so that the second uses the same; the
 # arrival of the request in nanoseconds of the server's monotonic clock. The last two are negative if unknown.
 REQUEST_META = "REQUEST_META"
+# UINT8 [70], optional: the proof of one of the server's stages that it has checked the key, see `hplm.access.gate`.
+PROOF = "PROOF"
 
 # Ends of Triton's own messages if its queue before a stage is full, and if a request has waited there longer than its
 # `timeout`. Over gRPC both are UNAVAILABLE.

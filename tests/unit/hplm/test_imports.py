@@ -42,7 +42,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
     "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
-        (*PLAIN, "hplm.access.keys", "hplm.triton.workarounds", "hplm.serving.request"),
+        (*PLAIN, "hplm.access", "hplm.triton.workarounds", "hplm.serving.request"),
         ("torch", "tritonclient"),
     ),
     "src/hplm/triton/stages": (
