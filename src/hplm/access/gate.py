@@ -172,7 +172,11 @@ def open_gate(store: Store, mode: AccessMode | None = None) -> Gate:
     Raises ConfigError if the environment is wrong, RegistryError if the keys cannot be read.
     """
     mode = access_mode() if mode is None else mode
-    return OpenGate() if mode.proof_secret is None else KeyGate(KeyRing(store), Prover(mode.proof_secret))
+    return (
+        OpenGate()
+        if mode.proof_secret is None
+        else KeyGate(KeyRing(store, folder=mode.folder), Prover(mode.proof_secret))
+    )
 
 
 def proof_rows(proofs: Sequence[bytes]) -> npt.NDArray[np.uint8]:
