@@ -75,18 +75,23 @@ def serving(folder: Path) -> Iterator[Place]:
     making.cascade(CASCADED, "alpha", 1, levels_over("small", "middle", "tiny", cut_off=0.999))
     for seed, (base, tenant) in enumerate(zip(making.bases.values(), OWN.values(), strict=True), 2):
         tiny.make_tenant(making.store, base, tenant, seed, "alpha", domain=table_of(base.config))
+    with keyed_server(models, folder / "triton.log") as server:
+        server.wait_ready()
+        yield Place(server, making.store, models)
+
+
+@contextmanager
+def keyed_server(models: Path, log: Path) -> Iterator[TritonServer]:
+    """Start a Triton that needs keys, as `hplm serve --keys` does."""
     access = choose_access(keys=True, insecure=False, host="127.0.0.1", flags=[])
     uses = record_last_uses(access, models)
     assert uses is not None
-    log = folder / "triton.log"
+    environment = access.environment
     with (
         closing(uses),
-        TritonServer(
-            models, free_ports(), log=log, tied=True, flags=access.flags, environment=access.environment
-        ) as server,
+        TritonServer(models, free_ports(), log=log, tied=True, flags=access.flags, environment=environment) as server,
     ):
-        server.wait_ready()
-        yield Place(server, making.store, models)
+        yield server
 
 
 def texts(tenants: Sequence[str]) -> Inputs:
@@ -180,3 +185,10 @@ def ask_stream(place: Place, model: str, inputs: Inputs, headers: Mapping[str, s
     if (typed := from_wire(error.message())) is None:
         raise error
     return typed
+
+
+def looked_up(place: Place, base: str, tenant: str, key: str) -> Inputs:
+    """The inputs of the encode stage of a base's model: what the look-up stage answers to a client, and the tenant."""
+    outputs = answered(ask(place, "grpc", f"{base}_plot", texts([tenant]), bearer(key)))
+    del outputs[wire.TRUNCATED]
+    return {**outputs, wire.TENANT: as_bytes([tenant])}

@@ -33,6 +33,7 @@ from tests.triton.access.making import (
     ask_stream,
     bearer,
     inputs_of,
+    looked_up,
     serving,
     texts,
     with_key,
@@ -257,18 +258,11 @@ def test_every_level_of_a_cascade_answers_a_askedwhose_key_the_cascade_has_check
     assert outputs[wire.LATE].tolist() == [[False]]
 
 
-def looked_up(place: Place, base: str, key: str) -> Inputs:
-    """The inputs of a base's encode stage: what the look-up stage answers to a tenant's client, with the tenant."""
-    outputs = answered(ask(place, "grpc", f"{base}_plot", texts([OWN[base]]), bearer(key)))
-    del outputs[wire.TRUNCATED]
-    return {**outputs, wire.TENANT: as_bytes([OWN[base]])}
-
-
 @pytest.mark.parametrize("base", INNER_MODELS)
 def test_a_proof_of_the_look_up_stage_is_for_its_tenant_and_version_alone(
     place: Place, keys: dict[str, str], protocol: str, base: str
 ) -> None:
-    model, inputs = INNER_MODELS[base], looked_up(place, base, keys[OWN[base]])
+    model, inputs = INNER_MODELS[base], looked_up(place, base, OWN[base], keys[OWN[base]])
     assert wire.LABEL in answered(ask(place, protocol, model, inputs))
     other_version = inputs[wire.REQUEST_META].copy()
     other_version[0, 1] += 1
@@ -291,7 +285,7 @@ def test_a_revoked_key_is_refused_by_every_model_within_a_second(place: Place, b
     key = place.add_key(tenant)
     until(lambda: not isinstance(ask(place, "grpc", base, texts([tenant]), bearer(key)), HplmError))
     time.sleep(1.0)
-    proven = looked_up(place, base, key) if base in INNER_MODELS else None
+    proven = looked_up(place, base, tenant, key) if base in INNER_MODELS else None
     place.revoke(key)
     time.sleep(1.0)
     for protocol in PROTOCOLS:
