@@ -184,8 +184,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
     @property
     def counts(self) -> Counter[str]:
         """Counts of the batch loop, and of failed polls of the registry."""
-        failures = self._catalog.failures + self.gate.failures
-        return self._batch_loop.counts + Counter(failed_registry_looks=failures)
+        return self._batch_loop.counts + Counter(failed_registry_looks=self._catalog.failures + self.gate.failures)
 
     @property
     def waiting(self) -> int:

@@ -108,8 +108,7 @@ class RoutingStage(Generic[Settings]):
     @property
     def counts(self) -> Counter[str]:
         """Answers by outcome, calls of models, texts that were sent once more, and failed polls of the registry."""
-        failures = self._catalog.failures + self.gate.failures
-        return self._counts.read() + Counter(failed_registry_looks=failures)
+        return self._counts.read() + Counter(failed_registry_looks=self._catalog.failures + self.gate.failures)
 
     @property
     def waiting(self) -> int:
