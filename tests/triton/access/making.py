@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
-from hplm_cli.serve_access import choose_access
+from hplm_cli.serve_access import choose_access, record_last_uses
 from tests import tiny
 from tests.triton.cascade.making import Making, levels_over, make_bases, table_of
 
@@ -76,9 +76,12 @@ def serving(folder: Path, *, keys: bool) -> Iterator[Place]:
         tiny.make_tenant(making.store, base, tenant, seed, "alpha", domain=table_of(base.config))
     access = choose_access(keys=keys, insecure=False, host="127.0.0.1", flags=[])
     log = folder / "triton.log"
-    with TritonServer(
-        models, free_ports(), log=log, tied=True, flags=access.flags, environment=access.environment
-    ) as server:
+    with ExitStack() as stack:
+        if (uses := record_last_uses(access, models)) is not None:
+            stack.callback(uses.close)
+        server = stack.enter_context(
+            TritonServer(models, free_ports(), log=log, tied=True, flags=access.flags, environment=access.environment)
+        )
         server.wait_ready()
         yield Place(server, making.store, models)
 
