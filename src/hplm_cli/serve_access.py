@@ -1,4 +1,4 @@
-"""Who may call a server that `hplm serve` starts: keys, and from where it can be reached."""
+"""How clients may access a server of `hplm serve`: with or without keys, from this machine or from other machines."""
 
 from __future__ import annotations
 
@@ -108,6 +108,6 @@ def _is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None)
     except OSError:
-        # A name that this machine does not know; `check_free` says so.
+        # The name has no address; `check_free` says so if `--insecure` is given.
         return False
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)

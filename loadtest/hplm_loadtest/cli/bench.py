@@ -15,6 +15,7 @@ from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
 from hplm_loadtest.benchmarks.access.key_check import key_check
+from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
 from hplm_loadtest.benchmarks.engine.importance import importance
@@ -123,6 +124,25 @@ def bench_access_check(
     Example: hplm bench access-check --json access-check.json
     """
     key_check(checks, tenants).publish(json_file)
+
+
+@app.command(name="access-throughput")
+def bench_access_throughput(
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = 6,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds of saturation per round.")] = 10.0,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure the throughput of a server that needs keys, over that of a server that needs none, in turns.
+
+    Example: hplm bench access-throughput --models build/demo/models --json access-throughput.json
+    """
+    if quick:
+        rounds, seconds = 2, min(seconds, 2.0)
+    access_throughput(models, texts, rounds, in_flight, seconds).publish(json_file)
 
 
 @app.command(name="upper")

@@ -34,7 +34,7 @@ _SCHEME = b"Proof "
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a request has to show: the header `authorization`, and a key or a proof for each text; None if a tensor is missing.
+    """The header `authorization` of a request, and a key or a proof for each text; None if the tensor is missing.
 
     A proof counts before a key, and a key before the header.
     """

@@ -23,7 +23,7 @@ TENANT, OTHER = OWN["small"], OWN["middle"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("manager"), keys=True) as made:
+    with serving(tmp_path_factory.mktemp("manager")) as made:
         yield made
 
 
