@@ -42,7 +42,7 @@ class KeyRing:
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """With a `folder` the last uses of keys are written into it, see `hplm.access.last_uses`."""
+        """Read the keys. The last uses of keys are written into `folder` if there is one, see `hplm.access.last_uses`."""
         self._uses = None if folder is None else LastUseWriter(folder, clock)
         self._unix_clock = unix_clock
         self._refreshing = threading.Lock()

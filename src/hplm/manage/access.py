@@ -18,7 +18,7 @@ from hplm.registry.records import PLAN
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sends a manage request: the public id, role and tenant of its key. All are None if the server needs no keys."""
+    """The sender of a manage request: the public id, role and tenant of its key. All are None if the server needs no keys."""
 
     key_id: str | None = None
     role: str | None = None
@@ -42,7 +42,7 @@ class ManageAccess:
     """Decides which manage requests are answered. Safe to use from several threads."""
 
     def __init__(self, ring: KeyRing | None, log: AuditLog) -> None:
-        """Without a `ring` the server needs no keys, and each request is allowed."""
+        """Check keys by `ring`. If it is None, the server needs no keys, and each request is allowed."""
         self._ring, self._log = ring, log
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hplm.errors import HplmError
 from hplm.registry.access.audit import AuditEntry
 from hplm.registry.registry import Registry
+from hplm.runtime.rate_limited_log import log_rate_limited
 
 # Seconds after which requests that change nothing, and refused requests, are written. Equal requests become one entry.
 WRITE_EVERY_S = 10.0
@@ -75,7 +76,7 @@ class AuditLog:
                     self._trimmed_s = self._clock()
                     registry.trim_audit(self._clock())
             except HplmError as error:
-                logging.getLogger(__name__).error("%d entries of the audit log wait: %s", len(entries), error.wire())
+                log_rate_limited(f"entries of the audit log wait: {error.wire()}")
                 with self._changed:
                     self._lost += lost
                     for same, entry in reversed(entries):

@@ -1,4 +1,4 @@
-"""What each manage request needs: the role of an operator's key, and whether a tenant's own manage key does too."""
+"""The need of each manage request: the role of an operator's key, and whether a tenant's own manage key suffices."""
 
 from __future__ import annotations
 
