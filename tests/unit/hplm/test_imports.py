@@ -124,7 +124,9 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
     assert users == {"translate.py", "metrics.py", "kept_requests.py", "finished_requests.py", "model_calls.py"}
 
 
-@pytest.mark.parametrize("command", ["serve", "store", "base", "predict", "tenant", "domain", "job", "upload"])
+@pytest.mark.parametrize(
+    "command", ["serve", "health", "store", "base", "predict", "tenant", "domain", "job", "upload"]
+)
 def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
     program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
