@@ -17,6 +17,7 @@ from hplm_client import Client
 
 from hplm.errors import HplmError, StoppingError, UnreachableError
 from hplm.store.layout import Store
+from hplm.triton.launcher.kept_server import MOST_LOST_STARTS
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.workarounds.dead_stubs import stubs_of
 from tests import tiny
@@ -227,3 +228,24 @@ def test_what_is_killed_while_triton_starts_is_started_again(tmp_path: Path) -> 
         if service.process.poll() is None:
             service.process.kill()
             service.process.wait()
+
+
+def test_a_triton_that_is_killed_in_five_starts_in_a_row_ends_hplm_serve_with_its_error(tiny_models: Path) -> None:
+    log = tiny_models.parent / "five-starts.log"
+    service = Service(tiny_models, free_ports(), ["--no-worker", f"--log={log}"])
+    service.launch()
+    killed: set[int] = set()
+    try:
+        while service.process.poll() is None:
+            if (triton := service.pid("triton")) is not None:
+                killed.add(triton)
+                with suppress(ProcessLookupError):
+                    os.kill(triton, signal.SIGKILL)
+            time.sleep(0.05)
+        assert service.process.returncode == 1
+        assert len(killed) == MOST_LOST_STARTS
+        assert f"TRITON_ENDED: in {MOST_LOST_STARTS} starts in a row: Triton ended while starting" in service.said()
+        assert "Traceback" not in service.said()
+    finally:
+        service.process.kill()
+        service.process.wait()

@@ -11,6 +11,7 @@ from hplm.core.roles import models_of
 from hplm.errors import TritonEndedError
 from hplm.runtime.restart_pauses import RestartPauses
 from hplm.triton.launcher.base_changes import BaseChanges
+from hplm.triton.launcher.child_process import deferred_signals
 from hplm.triton.launcher.log_files import is_plain
 from hplm.triton.launcher.ports import check_free
 from hplm.triton.launcher.server import TritonServer
@@ -115,11 +116,13 @@ class KeptServer:
     def _restart(self, ended: TritonServer, how: str) -> None:
         self._state, ended_s = "restarting", time.monotonic()
         pause_s = self._pauses.after(ended.ready_for_s)
-        log = f"; its log is {ended.log_path}" if ended.log_path else ""
-        self._say(f"{how}{log}: starting it again in {pause_s:g} s")
+        # The next Triton renames the log.
+        log = f"; its log is kept as {ended.log_path}.1" if ended.log_path and is_plain(ended.log_path) else ""
+        self._say(f"{how}{log}; starting it again in {pause_s:g} s")
         # The models that were served: a base whose files do not load must not keep the others from serving.
         models = [model for model in models_of(self._repository) if model in ended.models]
-        ended.stop()
+        with deferred_signals():
+            ended.stop()
         time.sleep(pause_s)
         # Otherwise Triton says in many lines that another process has taken its port meanwhile.
         check_free(ended.ports)
@@ -134,9 +137,10 @@ class KeptServer:
             log = server.log_path
             watch = HangWatch(server, log if log is not None and is_plain(log) else None)
             try:
-                server.wait_ready(self._start_timeout_s, watch.is_over)
+                server.wait_ready(self._start_timeout_s, is_over=watch.is_over)
             except TritonEndedError as error:
-                server.stop()
+                with deferred_signals():
+                    server.stop()
                 if number == MOST_LOST_STARTS:
                     raise TritonEndedError(f"in {number} starts in a row: {error}") from None
                 pause_s = self._pauses.after(0.0)

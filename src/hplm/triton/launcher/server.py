@@ -158,7 +158,7 @@ class TritonServer:
             env[name] = os.pathsep.join(filter(None, [*folders, env.get(name, "")]))
         return env
 
-    def wait_ready(self, timeout_s: float = 120.0, is_over: Callable[[], bool] | None = None) -> None:
+    def wait_ready(self, timeout_s: float = 120.0, *, is_over: Callable[[], bool] | None = None) -> None:
         """Wait until the models are ready. Errors have the log's errors.
 
         `is_over` says whether the server has ended, by default `has_ended`. Raises TritonEndedError if Triton or a process that
