@@ -1,6 +1,6 @@
 # hplm on NVIDIA's Triton container. Release 24.10 is the only one that hplm was tried with; --build-arg TRITON=25.12 takes another.
 #   docker build -t hplm .
-#   docker run --rm --gpus 1 --cap-add SYS_NICE --shm-size 1g --stop-timeout 30 -p 127.0.0.1:8000-8002:8000-8002 -v hplm:/data hplm --keys
+#   docker run --rm --gpus 1 --cap-add SYS_NICE --shm-size 1g --stop-timeout 40 -p 127.0.0.1:8000-8003:8000-8003 -v hplm:/data hplm --keys
 # Without a GPU leave `--gpus` out. Give a container one GPU: with more, Triton starts an encode stage on each, with its own queue
 # and host cache (not tried). If torch sees no GPU, for example because the driver is too old, the CPU computes; triton.log says
 # which. With "device": "cuda" in the stages' settings the stage refuses to start instead.
@@ -20,5 +20,5 @@ RUN pip install '/opt/hplm[client,serve,build,postgres]'
 
 # The first start builds the demo here. To serve your own models, mount the folder that has models and store, and pass --models.
 WORKDIR /data
-EXPOSE 8000 8001 8002
+EXPOSE 8000 8001 8002 8003
 ENTRYPOINT ["hplm", "serve", "--host", "0.0.0.0"]

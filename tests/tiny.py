@@ -319,10 +319,11 @@ def make_repository(
     look_up_instances: int | None = None,
     other_tasks: bool = False,
     fused: bool = False,
+    route: bool = False,
 ) -> Path:
     """A store, whose `registry` may be elsewhere, and model folders; fewer slots than tenants, so that slots are swapped.
 
-    With `manager_settings` there are the models for manage requests.
+    With `manager_settings` there are the models for manage requests, and with `route` those that call the models of bases.
     """
     store = Store(folder / "store", registry)
     base = make_base(store, shape or config())
@@ -335,7 +336,8 @@ def make_repository(
     upper = EncodeSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
     manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
     models = folder / "models"
-    export(store, models, plot, upper, manager, instances=instances, look_up_instances=look_up_instances, fused=fused)
+    processes = {"instances": instances, "look_up_instances": look_up_instances}
+    export(store, models, plot, upper, manager, **processes, fused=fused, route=route)
     return models
 
 

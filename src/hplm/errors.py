@@ -356,7 +356,7 @@ class StartError(HplmError):
 
 
 class TritonEndedError(HplmError):
-    """Triton has ended by itself after it was ready."""
+    """Triton, or a process that it started, has been killed or has crashed before Triton was ready. A restart may help."""
 
     code = "TRITON_ENDED"
     status = "UNAVAILABLE"

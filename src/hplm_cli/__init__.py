@@ -26,6 +26,9 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("hplm_cli.serve:serve", "serve", "Start Triton over a model repository; builds the demo if none."),
+    "health": Command(
+        "hplm_cli.health.command:health", "client", "Ask whether every model of `hplm serve` answers: status 0 or 1."
+    ),
     "build": Command(
         "hplm_builder.cli.build:app", "build", "Convert a base, make tables, fine-tune tenants, export models."
     ),

@@ -7,9 +7,12 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -29,19 +32,21 @@ from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher.base_changes import BaseChanges
 from hplm.triton.launcher.install import find_triton
+from hplm.triton.launcher.kept_server import KeptServer
 from hplm.triton.launcher.log_files import is_plain
 from hplm.triton.launcher.ports import Ports, check_free, free_ports
 from hplm.triton.launcher.server import TritonServer
-from hplm.triton.workarounds.dead_stubs import StubKeeper
-from hplm.triton.workarounds.hung_crash import HangWatch
+from hplm_cli.health.endpoint import HealthEndpoint
+from hplm_cli.health.questions import ANY_TEXT
+from hplm_cli.health.readiness import Readiness
 from hplm_cli.serve_access import ServeAccess, choose_access, record_last_uses
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
 SHOWN_TENANTS = 8
-ANY_TEXT = "A short text, to see an answer."
+# Signals that end serving.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ShownTenant(NamedTuple):
@@ -87,6 +92,7 @@ def serve(
     http_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8002,
+    health_port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of /ready and /live.")] = 8003,
     log: Annotated[
         Path | None,
         typer.Option(help="Triton's log; default: triton.log beside the models, triton-check.log with --check."),
@@ -95,6 +101,9 @@ def serve(
         float,
         typer.Option(min=1.0, help="Seconds until Triton must be ready; it first reads and checks the whole store."),
     ] = 120.0,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds at the end in which accepted requests are still answered.")
+    ] = 10.0,
     worker: Annotated[
         bool | None,
         typer.Option("--worker/--no-worker", help="Start a worker for jobs; default: as the models' settings say."),
@@ -102,7 +111,8 @@ def serve(
 ) -> None:
     """Start a real Triton over a model repository and show how to call it, until Ctrl-C.
 
-    Builds the default repository first if it does not exist yet. Unknown options go to tritonserver.
+    Builds the default repository first if it does not exist yet. Unknown options go to tritonserver. A Triton that was killed
+    or has crashed is started again. `hplm health` asks whether every model answers.
 
     Examples:
 
@@ -114,14 +124,16 @@ def serve(
     """
     console = _LossyConsole(stderr=True, soft_wrap=True, highlight=False)
     # SIGINT too, because a shell without job control starts background processes with SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         # An ignored SIGHUP comes from nohup: serving goes on when the terminal closes.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     # `--check` takes free ports, because another server may have the usual ones.
-    ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
+    ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host, health_port)
     access = choose_access(keys=keys, insecure=insecure, host=ports.host, flags=context.args)
     check_free(ports)
+    readiness = Readiness(models, headers_from_environment())
+    endpoint = None if check else HealthEndpoint(host, health_port, readiness.verdict)
     if worker and models.is_dir() and not (models / wire.MANAGER).is_dir():
         raise StartError(
             f"--worker: {models} has no manager, so there are no jobs; `hplm build export --manager` adds it"
@@ -138,23 +150,28 @@ def serve(
     shown, more, damaged = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
-    server = jobs = uses = None
+    log = log or models.parent / ("triton-check.log" if check else "triton.log")
+    uses = record_last_uses(access, models)
+    launch = partial(
+        TritonServer,
+        models,
+        replace(ports, health=None),
+        install=install,
+        flags=[*access.flags, *context.args],
+        log=log,
+        tied=True,
+        environment=access.environment,
+    )
+    server = KeptServer(
+        models,
+        launch,
+        lambda message: console.print(message, style="yellow", markup=False),
+        start_timeout_s=start_timeout,
+    )
+    readiness.follow(server, ports.http_url)
+    jobs = None
     try:
-        uses = record_last_uses(access, models)
-        log = log or models.parent / ("triton-check.log" if check else "triton.log")
-        server = TritonServer(
-            models,
-            ports,
-            install=install,
-            flags=[*access.flags, *context.args],
-            log=log,
-            tied=True,
-            environment=access.environment,
-        )
-        server.wait_ready(start_timeout)
-        watch = HangWatch(server, log if is_plain(log) else None)
-        stubs = StubKeeper(server, watch.is_over)
-        changes = BaseChanges(models, server, stubs, watch.is_over)
+        server.start()
         predictions = _predictions(console, ports.http_url, shown, access)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
@@ -167,31 +184,43 @@ def serve(
         calling = [name for name in roles.CALLING if (models / name).is_dir()]
         of_tenant = {t.card.name: calling[-1] if calling else t.model for t in shown}
         _explain(console, ports, predictions, more, of_tenant, needs_keys=access.mode.needs_keys)
-        while not watch.is_over():
-            for message in (*stubs.look(), *changes.look()):
+        while True:
+            for message in server.look():
                 console.print(message, style="yellow", markup=False)
-            if server.renew_reaper():
-                console.print(
-                    "the process that cleans up after a killed server has ended: starting another", style="yellow"
-                )
             time.sleep(0.2)
-        raise server.ended(was_hung=watch.has_hung)
     except KeyboardInterrupt:
-        console.print("Stopping ...")
         if check:
+            console.print("Stopping ...")
             raise typer.Exit(130) from None
+        _drain(console, server, drain_timeout)
     finally:
-        # A second Ctrl-C must leave neither Triton nor the worker behind.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A further Ctrl-C must leave neither Triton nor the worker behind.
+        for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
+        ending = threading.Thread(target=jobs.stop) if jobs is not None else None
+        if ending is not None:
+            ending.start()
         try:
-            if jobs is not None:
-                jobs.stop()
+            server.stop()
         finally:
-            if server is not None:
-                server.stop()
+            if ending is not None:
+                ending.join()
             if uses is not None:
                 uses.close()
+            readiness.close()
+            if endpoint is not None:
+                endpoint.close()
+
+
+def _drain(console: Console, server: KeptServer, timeout_s: float) -> None:
+    """Wait for the answers to all requests that Triton has accepted. New requests are refused. A second signal ends this."""
+    is_cut_short = threading.Event()
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: is_cut_short.set())
+    console.print(f"Stopping ... (accepted requests are answered for up to {timeout_s:g} s; a second Ctrl-C ends this)")
+    if not server.drain(timeout_s, is_cut_short.is_set):
+        console.print("requests that were accepted are not all answered: they are refused now", style="yellow")
 
 
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:
@@ -292,8 +321,10 @@ def _explain(
         console.print(
             "  no tenant answers: `hplm build tenant --help`, or `hplm tenant create --help` while this serves"
         )
+    metrics_url = f"http://{ports.host}:{ports.metrics}/metrics"
     console.print(
-        f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
+        f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on {metrics_url}, "
+        f"readiness on {ports.health_url}/ready"
     )
     if needs_keys:
         console.print("Each request needs a key of its tenant: `hplm key create TENANT`, then `export HPLM_KEY=...`.")

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# Seconds after which a child counts as running well: the next pause is the first again.
-SETTLED_S = 30.0
+from hplm.runtime.restart_pauses import RestartPauses
+
 # Seconds for a killed child to end.
 KILLED_S = 5.0
 
@@ -35,7 +35,7 @@ class Supervisor:
     ) -> None:
         self._command, self._log = list(command), log
         self._environment = {**os.environ, **(environment or {})}
-        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
+        self._pauses = RestartPauses(first_pause_s, longest_pause_s)
         self._changing = threading.Condition()
         self._stopping = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,16 +58,13 @@ class Supervisor:
         self._thread.join(KILLED_S)
 
     def _keep(self) -> None:
-        pause_s = self._first_pause_s
         while True:
             began_s = time.monotonic()
             self._run()
-            if time.monotonic() - began_s >= SETTLED_S:
-                pause_s = self._first_pause_s
+            pause_s = self._pauses.after(time.monotonic() - began_s)
             with self._changing:
                 if self._changing.wait_for(lambda: self._stopping, pause_s):
                     return
-            pause_s = min(2 * pause_s, self._longest_pause_s)
 
     def _run(self) -> None:
         """Start a child process and wait for its end."""

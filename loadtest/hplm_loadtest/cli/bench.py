@@ -23,6 +23,7 @@ from hplm_loadtest.benchmarks.engine.int8 import int8
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.engine.lookup import plot_lookup
 from hplm_loadtest.benchmarks.engine.upper import upper_layers
+from hplm_loadtest.benchmarks.failures.recovery import recovery
 from hplm_loadtest.benchmarks.papers.batching import MODES, batching
 from hplm_loadtest.benchmarks.papers.length_buffer import length_buffer
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
@@ -366,6 +367,19 @@ def bench_overload(
     if output.quick:
         rounds, duration_s = 1, min(duration_s, 5.0)
     overload(models, times, rounds, duration_s, deadline_s, texts, output.picture).publish(output.json_file)
+
+
+@app.command(name="recovery")
+def bench_recovery(
+    models: ModelsOption = DEMO,
+    trials: Annotated[int, typer.Option(min=1, help="Kills of a stub, and as many of Triton; 40 s for both.")] = 20,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure the seconds until the next good answer of `hplm serve` after kill -9 of a stage's process, and of Triton.
+
+    Example: hplm bench recovery --trials 20 --json recovery.json
+    """
+    recovery(models, trials).publish(json_file)
 
 
 @app.command(name="tenants")

@@ -7,8 +7,6 @@ import os
 import queue
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -39,10 +37,11 @@ from hplm.models import base as bases
 from hplm.registry.registry import Registry
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
 from hplm.store.layout import Store
-from hplm.triton.launcher.ports import Ports, free_ports
+from hplm.triton.launcher.ports import free_ports
 from hplm.triton.workarounds.dead_stubs import stubs_of
 from hplm.triton.workarounds.hung_crash import CRASH_ENDS_S
 from tests import tiny, unlike
+from tests.triton.failures.serve_process import SOON_S, Service, children
 from tests.waiting import until
 from tests.watching import runs
 
@@ -62,86 +61,12 @@ TEXTS = tiny.sentences(3, seed=5, words=(3, 12))
 TOLERANCE = 1e-2
 # Any two versions' answers to a text differ by so much.
 APART = 2 * TOLERANCE
-SOON_S = 60.0
 # Triton tells of a dead stage after 1 to 4 s.
 DEADLINE_S = 10.0
 # Kills of a stub; about one of fifteen takes Triton along.
 TRIES = 4
 # Seconds that a busy machine may take to run what is due.
 SLACK_S = 1.0
-
-
-def children(parent: int) -> dict[int, str]:
-    """Process id -> command line, of those that still run."""
-    listed = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,stat=,args=", "--ppid", str(parent)], capture_output=True, text=True, check=False
-    )
-    rows = (line.split(None, 2) for line in listed.stdout.splitlines())
-    return {int(pid): command for pid, state, command in rows if not state.startswith("Z")}
-
-
-@dataclass
-class Service:
-    """`hplm serve` as an operator runs it, under something that starts it again."""
-
-    models: Path
-    ports: Ports
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def launch(self) -> None:
-        flags = [f"--{name}-port={getattr(self.ports, name)}" for name in ("http", "grpc", "metrics")]
-        command = [sys.executable, "-m", "hplm_cli", "serve", "--models", str(self.models), *flags]
-        with (self.models.parent / "serve.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def start(self) -> None:
-        """Return when it serves."""
-        self.launch()
-        until(lambda: self.pid("worker") is not None, 200)
-
-    def pid(self, what: str) -> int | None:
-        """Of `serve`, of its child `triton`, `worker` or `reaper`, or of the stub of a model."""
-        if what == "serve":
-            return self.process.pid
-        commands = {
-            "triton": "bin/tritonserver ",
-            "worker": "hplm_cli worker ",
-            "reaper": "hplm.triton.workarounds.surviving_stubs ",
-        }
-        for child, command in children(self.process.pid).items():
-            if what in commands and commands[what] in command:
-                return child
-            if what not in commands and commands["triton"] in command:
-                return next((stub for stub, model in stubs_of(child).items() if model == what), None)
-        return None
-
-    def kill(self, what: str, await_moment: Callable[[], None]) -> None:
-        """And start what starts nothing again by itself: when `serve` ends, whoever runs it starts it again."""
-        until(lambda: self.pid(what) is not None)
-        pid = self.pid(what)
-        assert pid is not None
-        everything = {pid for child in children(self.process.pid) for pid in (child, *children(child))}
-        await_moment()
-        os.kill(pid, signal.SIGKILL)
-        if what != "serve":
-            until(lambda: not runs(pid))
-        if what in ("triton", "serve"):
-            assert self.process.wait(SOON_S) == (1 if what == "triton" else -signal.SIGKILL)
-            # Nobody is left who holds the ports, a job or memory.
-            until(lambda: not any(runs(one) for one in everything))
-            self.start()
-        else:
-            until(lambda: self.pid(what) not in (None, pid) or self.process.poll() is not None)
-            if self.process.returncode is not None:
-                # Killed while it held a lock that Triton shares with it, a stub takes Triton along.
-                assert self.process.returncode == 1
-                assert "lock_exception" in (self.models.parent / "triton.log").read_text()
-                until(lambda: not any(runs(one) for one in everything))
-                self.start()
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(SOON_S) == 0
 
 
 @pytest.fixture(params=["two stages"])
@@ -385,18 +310,16 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
                 assert any(name.startswith(f"{known}/") for known in registry.snapshot().paths), name
 
 
-def test_triton_killed_while_it_loads_a_model_again_ends_hplm_serve(service: Service) -> None:
+def test_triton_killed_while_it_loads_a_model_again_is_started_again(service: Service) -> None:
     triton = loading_again(service, "hbert_upper")
     started = stubs_of(triton)
     os.kill(triton, signal.SIGKILL)
-    assert service.process.wait(SOON_S) == 1
-    said = (service.models.parent / "serve.log").read_text()
     log = service.models.parent / "triton.log"
-    assert re.search(
-        rf"TRITON_ENDED: Triton ended by itself, by signal 9 \(SIGKILL\), \d+ s after it was ready; its log is {log}",
-        said,
-    )
-    until(lambda: not any(runs(one) for one in started))
+    words = rf"Triton ended by itself, by signal 9 \(SIGKILL\), \d+ s after it was ready; its log is kept as {log}.1; starting"
+    until(lambda: re.search(words, service.said()) is not None)
+    service.await_answers()
+    assert not any(runs(one) for one in started)
+    assert "by signal 9" in log.read_text().splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +386,7 @@ def test_requests_under_way_when_a_stage_dies_get_stage_down_by_their_deadline(s
         assert with_retries(lambda: client.predict("alpha", TEXTS[0])).label
 
 
-def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:
+def test_a_triton_that_crashed_and_hangs_is_started_again(service: Service) -> None:
     triton = service.pid("triton")
     assert triton is not None
     started = stubs_of(triton)
@@ -472,19 +395,19 @@ def test_a_triton_that_crashed_and_hangs_is_ended(service: Service) -> None:
         log.write("Signal (6) received.\n")
     # One that answers has not: somebody else wrote this.
     time.sleep(CRASH_ENDS_S + 3.0)
-    assert service.process.poll() is None
+    assert service.pid("triton") == triton
     os.kill(triton, signal.SIGSTOP)
-    assert service.process.wait(SOON_S) == 1
-    assert "Triton crashed and hung" in (service.models.parent / "serve.log").read_text()
-    until(lambda: not any(runs(one) for one in (triton, *started)))
+    until(lambda: "Triton crashed and hung" in service.said())
+    service.await_answers()
+    assert not any(runs(one) for one in (triton, *started))
 
 
-def test_a_triton_that_crashes_and_hangs_while_it_loads_a_model_again_is_ended(service: Service) -> None:
+def test_a_triton_that_crashes_and_hangs_while_it_loads_a_model_again_is_started_again(service: Service) -> None:
     os.kill(loading_again(service, "hbert_upper"), signal.SIGSTOP)
     with (service.models.parent / "triton.log").open("a") as log:
         log.write("Signal (6) received.\n")
-    assert service.process.wait(SOON_S) == 1
-    assert "Triton crashed and hung" in (service.models.parent / "serve.log").read_text()
+    until(lambda: "Triton crashed and hung" in service.said())
+    service.await_answers()
 
 
 @pytest.mark.parametrize("is_serving", [True, False])

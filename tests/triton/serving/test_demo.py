@@ -69,7 +69,7 @@ def checked(folder: Path) -> list[dict[str, object]]:
 def served(folder: Path, checked: object) -> Iterator[Served]:
     """`hplm serve` in the foreground, until it has said how to call it."""
     ports = free_ports()
-    flags = ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics)]
+    flags = [f"--{name}-port={getattr(ports, name)}" for name in ("http", "grpc", "metrics", "health")]
     command = [str(BIN / "hplm"), "serve", *flags, "--log-verbose=0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder)
     assert process.stderr is not None

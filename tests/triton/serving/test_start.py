@@ -145,7 +145,7 @@ def test_an_address_that_triton_does_not_listen_on_is_named() -> None:
 
 
 def test_a_port_that_is_given_twice_is_named() -> None:
-    with pytest.raises(StartError, match="must be three ports, got 8000, 8000, 8002"):
+    with pytest.raises(StartError, match="must be different ports, got 8000, 8000, 8002"):
         check_free(Ports(8000, 8000, 8002))
 
 
@@ -191,11 +191,12 @@ def test_what_a_killed_server_left_is_removed_when_the_next_one_starts(tiny_mode
         assert not [*SHARED_MEMORY.glob(f"{folder.name}.*")]
 
 
-def test_free_ports_are_three_that_the_system_gives_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_ports_are_four_that_the_system_gives_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     found = free_ports()
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert len({found.http, found.grpc, found.metrics}) == 3
-    assert max(found.http, found.grpc, found.metrics) < lowest
+    numbers = [found.http, found.grpc, found.metrics, found.health or lowest]
+    assert len({*numbers}) == 4
+    assert max(numbers) < lowest
     check_free(found)
     monkeypatch.setattr(port_numbers, "PORTS", range(1, 1))
     with pytest.raises(StartError, match="there are no free ports"):
@@ -297,9 +298,8 @@ def test_hplm_serve_says_where_it_serves_when_there_is_no_tenant_yet(tmp_path: P
     for name in tiny.TASKS:
         tiny.delete_tenant(Store(tmp_path / "store"), name)
     ports = free_ports()
-    numbers = zip(("http", "grpc", "metrics"), (ports.http, ports.grpc, ports.metrics), strict=True)
     command = [str(Path(sys.executable).parent / "hplm"), "serve", "--no-worker", "--models", str(models)]
-    command += [f"--{name}-port={number}" for name, number in numbers]
+    command += [f"--{name}-port={getattr(ports, name)}" for name in ("http", "grpc", "metrics", "health")]
     process, said = start(command, "Ctrl-C")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=90)

@@ -138,7 +138,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     corpus = folder / "corpus.txt"
     corpus.write_text("\n".join(tiny.sentences(60, seed=3)) + "\n")
     ports = free_ports()
-    flags = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
+    flags = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics", "health")]
     command = [sys.executable, "-m", "hplm_cli", "serve", "--no-worker", "--models", str(folder / "models"), *flags]
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)

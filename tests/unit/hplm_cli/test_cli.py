@@ -19,6 +19,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 COMMANDS = (
     [],
     ["serve"],
+    ["health"],
     ["worker"],
     ["store"],
     *(["store", name] for name in ("verify", "gc", "adopt", "show")),
@@ -39,7 +40,7 @@ COMMANDS = (
         ["bench", name]
         for name in (
             *("plot-lookup", "upper", "request", "tenants", "response", "burst", "memory", "pipeline", "batching"),
-            *("schedulers", "limit", "int8", "adapters", "trace", "overload", "waves", "all"),
+            *("schedulers", "limit", "int8", "adapters", "trace", "overload", "waves", "recovery", "all"),
         )
     ),
     ["loadtest"],

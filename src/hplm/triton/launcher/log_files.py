@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from hplm.core import wire
 from hplm.errors import StartError
 
 # Logs of earlier servers that stay, so that restarts do not lose what the first server wrote.
@@ -21,6 +23,9 @@ MOST_READ_BYTES = 4 << 20
 USUAL = ("CudaDriverHelper", "CUDA driver version is insufficient", "Failed to initialize NVML")
 # Lines of the log that an error repeats.
 SHOWN_LINES = 12
+# Words of errors about a stub (the process of a Python model) that was killed or crashed while its model was loaded. Triton
+# 24.10 also loses the lock that it shares with a stub.
+LOST_STUB = re.compile(f"{wire.DEAD_STUB.pattern}|lock_exception")
 
 
 def fresh(log: Path) -> IO[bytes]:

@@ -15,12 +15,13 @@ PORTS = range(10_000, 32_768)
 
 @dataclass(frozen=True)
 class Ports:
-    """The three ports of a server on `host`."""
+    """The ports of a server on `host`: three of Triton, and that of the health endpoint of `hplm serve` if it has one."""
 
     http: int
     grpc: int
     metrics: int
     host: str = "127.0.0.1"
+    health: int | None = None
 
     @property
     def http_url(self) -> str:
@@ -30,9 +31,13 @@ class Ports:
     def grpc_url(self) -> str:
         return f"grpc://{self.host}:{self.grpc}"
 
+    @property
+    def health_url(self) -> str:
+        return f"http://{self.host}:{self.health}"
+
 
 def free_ports() -> Ports:
-    """Return three ports on which nothing listens now. Raises StartError if there are none."""
+    """Return four ports on which nothing listens now. Raises StartError if there are none."""
     free: list[int] = []
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
@@ -41,9 +46,9 @@ def free_ports() -> Ports:
             except OSError:
                 continue
         free.append(port)
-        if len(free) == 3:
-            http, grpc, metrics = free
-            return Ports(http, grpc, metrics)
+        if len(free) == 4:
+            http, grpc, metrics, health = free
+            return Ports(http, grpc, metrics, health=health)
     raise StartError(f"there are no free ports on {Ports.host} below {PORTS.stop}")
 
 
@@ -56,8 +61,10 @@ def check_free(ports: Ports) -> None:
     if ":" in ports.host:
         raise StartError(f"--host takes an IPv4 address or a name, not {ports.host}")
     by_flag = {"--http-port": ports.http, "--grpc-port": ports.grpc, "--metrics-port": ports.metrics}
+    if ports.health is not None:
+        by_flag["--health-port"] = ports.health
     if len({*by_flag.values()}) < len(by_flag):
-        raise StartError(f"{', '.join(by_flag)} must be three ports, got {', '.join(map(str, by_flag.values()))}")
+        raise StartError(f"{', '.join(by_flag)} must be different ports, got {', '.join(map(str, by_flag.values()))}")
     for flag, port in by_flag.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

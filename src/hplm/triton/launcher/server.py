@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -49,7 +49,8 @@ class TritonServer:
 
     The server loads `models` of the repository, by default `models_of` it. `backends` are folders of further backends. With
     `tied` the server also ends when the thread that made it ends, whatever ends that thread, and a reaper beside it cleans
-    up if both are killed. `environment` is added to this process's environment for Triton.
+    up if both are killed. `environment` is added to this process's environment for Triton. `note` is a line at the head of
+    the log.
 
     Triton's APIs that change all tenants' models are restricted to this object, see `restricted_apis`.
     """
@@ -66,6 +67,7 @@ class TritonServer:
         log: Path | None = None,
         tied: bool = False,
         environment: Mapping[str, str] | None = None,
+        note: str = "",
     ) -> None:
         self.ports = ports
         self.install = install or find_triton()
@@ -78,6 +80,10 @@ class TritonServer:
         # A killed server may still hold the lock of this log.
         killed_server_files.sweep()
         output = log_files.fresh(log) if log is not None else None
+        if output and note:
+            # A full disk must not keep Triton from starting.
+            with contextlib.suppress(OSError):
+                os.write(output.fileno(), f"hplm serve: {note}\n".encode())
         # The models to serve, in loading order; which of them are loaded later changes with the repository (`BaseChanges`).
         self._first_models = models_of(repository) if models is None else tuple(models)
         self.models = set(self._first_models)
@@ -86,7 +92,7 @@ class TritonServer:
         self._work = self._folder / "work"
         self._unlock_folder = weakref.finalize(self, os.close, killed_server_files.lock_folder(self._folder))
         process = self._reaper = None
-        self._is_stopped = False
+        self._is_stopped = self._is_drained = False
         # On the monotonic clock; None until it was ready.
         self._ready_s: float | None = None
         self._renewed_s = -math.inf
@@ -163,15 +169,19 @@ class TritonServer:
             env[name] = os.pathsep.join(filter(None, [*folders, env.get(name, "")]))
         return env
 
-    def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Wait until the models are ready. Raises StartError with the log's errors if the server ends or takes too long."""
+    def wait_ready(self, timeout_s: float = 120.0, *, is_over: Callable[[], bool] | None = None) -> None:
+        """Wait until the models are ready. Errors have the log's errors.
+
+        `is_over` says whether the server has ended, by default `has_ended`. Raises TritonEndedError if Triton or a process that
+        it started was killed or crashed, else StartError if Triton ends or takes too long.
+        """
         deadline = time.monotonic() + timeout_s
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._first_models]
         while time.monotonic() < deadline:
             if self._is_secret_shown and stubs_of(self.process.pid):
                 self._hide_secret()
-            if self.has_ended:
-                raise self._start_error(f"Triton ended while starting, {exit_words(self.status or 0)}")
+            if is_over() if is_over is not None else self.has_ended:
+                raise self._ended_while_starting()
             try:
                 while urls:
                     request = urllib.request.Request(urls[-1], headers=dict(self.launcher_headers))
@@ -188,7 +198,9 @@ class TritonServer:
                 # If another server has the port, Triton ends by itself.
                 pass
             time.sleep(0.05)
-        raise self._start_error(f"Triton was not ready after {timeout_s:.0f} s, see `hplm serve --start-timeout`")
+        raise StartError(
+            self._with_log(f"Triton was not ready after {timeout_s:.0f} s, see `hplm serve --start-timeout`")
+        )
 
     @property
     def launcher_headers(self) -> Mapping[str, str]:
@@ -210,19 +222,31 @@ class TritonServer:
         """Make the stages' shared memory, which holds requests, unreadable for other users. A loaded stage makes it anew."""
         killed_server_files.hide_shared_memory(self._folder)
 
-    def _start_error(self, reason: str) -> StartError:
-        if self.log_path is None:
-            return StartError(reason)
-        self.log_path = log_files.set_apart(self.log_path)
-        return StartError(f"{reason}; {self.log_path} says:\n{log_files.errors_in(self.log_path)}")
+    def _ended_while_starting(self) -> StartError | TritonEndedError:
+        # A killed server takes a moment to end.
+        self.ends(KILLED_S)
+        status = self.status or 0
+        reason = self._with_log(f"Triton ended while starting, {exit_words(status)}")
+        # Triton itself ends with a status above 0 if it cannot load a model or open a port.
+        was_lost = status < 0 or log_files.LOST_STUB.search(reason) is not None
+        return TritonEndedError(reason) if was_lost else StartError(reason)
 
-    def ended(self, *, was_hung: bool = False) -> TritonEndedError:
-        """Return the error of a server that was ready and has ended: by itself, or because it `was_hung`."""
-        assert self._ready_s is not None
-        after = f"{time.monotonic() - self._ready_s:.0f} s after it was ready"
+    def _with_log(self, reason: str) -> str:
+        """Return the reason of a failed start with the log's errors. The log is set apart."""
+        if self.log_path is None:
+            return reason
+        self.log_path = log_files.set_apart(self.log_path)
+        return f"{reason}; {self.log_path} says:\n{log_files.errors_in(self.log_path)}"
+
+    @property
+    def ready_for_s(self) -> float:
+        """Seconds since the server was ready; 0 if it never was."""
+        return 0.0 if self._ready_s is None else time.monotonic() - self._ready_s
+
+    def how_it_ended(self, *, was_hung: bool) -> str:
+        """Return in words how a server that was ready has ended: by itself, or because it `was_hung`."""
         how = "crashed and hung, and was ended" if was_hung else f"ended by itself, {exit_words(self.status or 0)},"
-        log = f"its log is {self.log_path}" if self.log_path else "it has no log"
-        return TritonEndedError(f"Triton {how} {after}; {log}")
+        return f"Triton {how} {self.ready_for_s:.0f} s after it was ready"
 
     @property
     def status(self) -> int | None:
@@ -241,6 +265,21 @@ class TritonServer:
             time.sleep(0.02)
         return has_ended
 
+    def drain(self, timeout_s: float, is_cut_short: Callable[[], bool] = lambda: False) -> bool:
+        """Refuse new requests, and wait until all requests that Triton has accepted are answered. `stop` comes after.
+
+        New requests get Triton's "unknown model", because the models are unloaded. Return False if requests may still be
+        unanswered after `timeout_s`, or when `is_cut_short` says so.
+        """
+        self._is_drained = idle_connections.unload(
+            self.ports.http_url,
+            unload_order(self.models),
+            time.monotonic() + timeout_s,
+            self.launcher_headers,
+            is_cut_short=lambda: is_cut_short() or self.has_ended,
+        )
+        return self._is_drained
+
     def stop(self, timeout_s: float = 10.0) -> int:
         """Let running requests finish, refuse waiting ones, ask Triton to end, then kill its process group.
 
@@ -251,12 +290,11 @@ class TritonServer:
         until_s = time.monotonic() + timeout_s
         try:
             if not self.has_ended:
-                tell_stages(self.process.pid)
-                groups = unload_order(self.models)
-                until_unloaded_s = until_s - timeout_s / 2
-                is_empty = idle_connections.unload(self.ports.http_url, groups, until_unloaded_s, self.launcher_headers)
+                if not self._is_drained:
+                    tell_stages(self.process.pid)
+                    self.drain(timeout_s / 2)
                 self.process.send_signal(signal.SIGTERM)
-                self.ends(idle_connections.EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
+                self.ends(idle_connections.EMPTY_ENDS_S if self._is_drained else max(1.0, until_s - time.monotonic()))
         finally:
             self._end()
         return self.process.wait()

@@ -92,13 +92,20 @@ class StubKeeper:
     def watch(self, models: Collection[str]) -> None:
         """Look after the stubs of further models, which have just been loaded."""
         now = stubs_of(self._server.process.pid)
-        self._stubs |= {pid: model for pid, model in now.items() if model in models}
-        self._models |= set(self._stubs.values()).intersection(models)
+        # New objects, because `dead_models` may read the old ones in another thread.
+        self._stubs = self._stubs | {pid: model for pid, model in now.items() if model in models}
+        self._models = self._models | set(self._stubs.values()).intersection(models)
 
     def forget(self, models: Collection[str]) -> None:
         """Look after the stubs of these models no longer, because the models are going to be unloaded."""
-        self._models -= set(models)
+        self._models = self._models - set(models)
         self._stubs = {pid: model for pid, model in self._stubs.items() if model not in models}
+
+    def dead_models(self) -> set[str]:
+        """Return the models of which a stub has died. Any thread may ask."""
+        # A model whose new stub died at once has no stub that was ever seen.
+        dead = self._models - set(self._stubs.values())
+        return dead | {model for pid, model in self._stubs.items() if _state_and_parent(pid)[0] in "ZX"}
 
     def look(self) -> list[str]:
         """Load models again whose stubs have died, and return messages about it.
@@ -106,9 +113,7 @@ class StubKeeper:
         A model that cannot be loaded, or whose stub dies soon after, is tried again after pauses that double. If Triton
         itself has ended, nothing is loaded, because its stubs end with it.
         """
-        # A model whose new stub died at once has no stub that was ever seen.
-        dead = self._models - set(self._stubs.values())
-        dead |= {model for pid, model in self._stubs.items() if _state_and_parent(pid)[0] in "ZX"}
+        dead = self.dead_models()
         now_s = self._clock()
         self._pauses = {
             model: pause for model, pause in self._pauses.items() if model in dead or now_s < pause.from_s + SETTLED_S

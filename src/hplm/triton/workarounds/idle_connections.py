@@ -12,7 +12,7 @@ import http.client
 import json
 import time
 import urllib.request
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from hplm.runtime.local_http import LOCAL_HTTP
 
@@ -23,11 +23,17 @@ LOADED = ("LOADING", "READY", "UNLOADING")
 
 
 def unload(
-    http_url: str, groups: Iterable[Collection[str]], until_s: float, headers: Mapping[str, str] | None = None
+    http_url: str,
+    groups: Iterable[Collection[str]],
+    until_s: float,
+    headers: Mapping[str, str] | None = None,
+    *,
+    is_cut_short: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Unload groups of models, one group after the other, each when no request of it runs any more. `headers` allow it.
 
-    Return False if a model may still be loaded at `until_s` (monotonic clock), or if the server does not allow unloading.
+    Return False if a model may still be loaded at `until_s` (monotonic clock) or when `is_cut_short` says so, or if the server
+    does not allow unloading.
     """
     url = f"{http_url}/v2/repository"
     models = [{*group} for group in groups]
@@ -48,7 +54,7 @@ def unload(
                 post(f"models/{model}/unload")
             states = read_states()
             while any(states.get(model) in LOADED for model in group):
-                if time.monotonic() > until_s:
+                if time.monotonic() > until_s or is_cut_short():
                     return False
                 time.sleep(0.02)
                 states = read_states()
