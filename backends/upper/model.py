@@ -51,6 +51,7 @@ class TritonPythonModel(StageModel):
 
     def read(self, request):
         inputs, deadline_s, now_s = translate.inputs(request), translate.deadline_s(request), time.monotonic()
+        is_inner = translate.is_inner(request)
         tenants, meta = translate.texts(inputs, wire.TENANT), translate.optional(inputs, wire.REQUEST_META)
         # Each text's version of its tenant, and when it arrived; -1 if the client does not know.
         known = [(-1, -1)] * len(tenants) if meta is None else meta[:, 1:].tolist()
@@ -64,6 +65,7 @@ class TritonPythonModel(StageModel):
                 tenant,
                 deadline_s,
                 arrived_ns / 1e9 if arrived_ns >= 0 else now_s,
+                is_inner=is_inner,
             )
             for *tensors, (tenant,), (version, arrived_ns), dispatch in zip(
                 features, tokens, tenants, known, dispatches, strict=True

@@ -310,6 +310,8 @@ def show_tenant(
 ) -> None:
     """Show a tenant's bases with their versions, a version's domain and scores, and the versions that it can go back to.
 
+    Also the tenant's texts of the last hour and day by outcome, as counted on the server's machine.
+
     Examples:
 
       hplm tenant show acme
@@ -333,6 +335,8 @@ def show_tenant(
             say(line)
         return
     _print_summary(tenant)
+    for period, counts in tenant.recent.items():
+        say(f"last {period}: {', '.join(f'{count:,} {outcome}' for outcome, count in counts.items())}")
     for line in (*width_and_baselines(tenant.about), *student_lines(tenant.about), *warning_lines(tenant.about)):
         say(line)
     print_records(tenant.versions, ("version", "base", "created_s", "scores"), as_json=False)

@@ -49,6 +49,9 @@ TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the w
 # arrival of the request in nanoseconds of the server's monotonic clock. The last two are negative if unknown.
 REQUEST_META = "REQUEST_META"
 
+# The parameter of requests that one of our models sends to another. Triton hands it on to the steps of an ensemble.
+INNER = "hplm_inner"
+
 # Ends of Triton's own messages if its queue before a stage is full, and if a request has waited there longer than its
 # `timeout`. Over gRPC both are UNAVAILABLE.
 TRITON_FULL = "Exceeds maximum queue size"

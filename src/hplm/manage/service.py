@@ -30,6 +30,7 @@ from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
 from hplm.manage.uploads import Uploads
+from hplm.metering.recent_counts import DAY, HOUR, read_recent
 from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import uploads_to_drop
@@ -430,6 +431,9 @@ class ManageService:
             for version in self._registry.tenant_versions(request.tenant)
         ]
         shown = {**views.tenant(record), "about": record.current.about, "versions": versions}
+        with suppress(OSError):
+            recent = read_recent(self._store.root, self._store.registry, request.tenant)
+            shown["recent"] = {"hour": recent[HOUR]._asdict(), "day": recent[DAY]._asdict()}
         if cascade is not None:
             last = list(cascade.levels)[-1] if cascade.plan is None else cascade.plan.levels[-1].base
             found = self._registry.find_tenant(request.tenant, last)

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -227,6 +227,8 @@ class TextLookup:
 class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
     """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError if the store is not sound."""
 
+    work: ClassVar[str] = "look_up"
+
     def __init__(self, settings: LookupSettings, folder: Path, instances: int = 1) -> None:
         """`instances`: how many processes of this stage one server runs."""
         super().__init__("plot", settings, folder, threads=1)
@@ -284,6 +286,8 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         if isinstance(answer, HplmError):
             return answer
         self._tokens += len(answer.features)
+        if self._meter is not None:
+            self._meter.note_tokens(item.tenant.name.encode(), len(answer.features))
         tokens = len(answer.features) * item.students.least
         self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.

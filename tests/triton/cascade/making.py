@@ -24,7 +24,7 @@ from hplm.cascade.dispatch import DETERMINISTIC, DispatchInput, draw_of, word_im
 from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
 from hplm.cascade.pruning import prune
 from hplm.cascade.weighting import weighted
-from hplm.core.settings import WHOLE, BaseConfig, EncodeSettings, LookupSettings
+from hplm.core.settings import WHOLE, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.core.text import TextOrPair
 from hplm.engine.encode import EngineRequest
 from hplm.engine.open_domain import Domain, open_features, open_lineage
@@ -41,8 +41,8 @@ MODELS = {"small": "small", "middle": "middle", "tiny": "hbert"}
 TEMPERATURE = 2.0
 
 
-def make_bases(folder: Path) -> Path:
-    """A store with three bases, and a repository that serves them."""
+def make_bases(folder: Path, manager: ManagerSettings | None = None) -> Path:
+    """A store with three bases, and a repository that serves them, with a manager if there are settings for it."""
     store, models = Store(folder / "store"), folder / "models"
     shapes = (
         tiny.config(name="small", hidden_size=32, upper_layers=1),
@@ -56,7 +56,9 @@ def make_bases(folder: Path) -> Path:
             build_plot(store, shape.name, table, tiny.sentences(30), 30.0, Progress(disable=True), dtype="float32")
         look_up = LookupSettings(store="", base=shape.name, table=table, dtype="float32")
         encode = EncodeSettings(store="", base=shape.name, dtype="float32", num_slots=8)
-        export(store, models, look_up, encode, name=MODELS[shape.name], fused=shape.name == "tiny")
+        is_last = shape.name == "tiny"
+        own_manager = manager if is_last else None
+        export(store, models, look_up, encode, own_manager, name=MODELS[shape.name], fused=is_last)
     return models
 
 

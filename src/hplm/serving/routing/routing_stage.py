@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from hplm.core.names import check_name
 from hplm.core.settings import RouteSettings, load_settings
 from hplm.errors import ConfigError, HplmError, RegistryUnavailableError
+from hplm.metering.text_meter import TextMeter, open_meter
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import freeze_garbage_collection
@@ -84,6 +85,10 @@ class RoutingStage(Generic[Settings]):
     def call_counts(self) -> Counts:
         """The counter of the routes."""
         return self._counts
+
+    def open_meter(self) -> TextMeter:
+        """Return a meter of this stage's texts, into which the caller notes answers."""
+        return open_meter(self.name, self._settings.metering, self._store.root, self._store.registry)
 
     def start(self) -> None:
         """Begin to answer requests."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hplm.errors import HplmError
+from hplm.metering.text_meter import TextMeter
 from hplm.scheduling.batch_pacing import ReplyHold
 from hplm.serving.multi_text import submit_texts
 from hplm.serving.request import Request
@@ -42,11 +43,15 @@ class AnyStage(Protocol):
 
     def count_refused(self, error: HplmError) -> None: ...
 
+    def open_meter(self) -> TextMeter: ...
+
 
 class StageModel:
     """A Triton model over a stage: calls, wake-ups, metrics. A subclass reads requests and writes answers."""
 
     stage: AnyStage
+    # Whether an answer of the stage ends a text. Else another stage goes on with the text, and only errors end it here.
+    ends_texts = True
 
     def begin(
         self,
@@ -70,10 +75,12 @@ class StageModel:
         self._wakeup = TritonWakeup(args, translate.queue_policy(args), no_op)
         event_family = metrics.MetricFamily(f"hplm_{stage.name}_events_total", events, "event")
         waiting_family = metrics.MetricFamily(f"hplm_{stage.name}_waiting", waiting, "")
+        self._meter = stage.open_meter()
         self._metrics = metrics.MetricsPublisher(
             {**counters, event_family: lambda: stage.counts + self._wakeup.counts},
             {**gauges, waiting_family: lambda: {"": stage.waiting}},
             instance=args["model_instance_name"],
+            series=self._meter.series,
         )
         stage.start()
 
@@ -92,9 +99,9 @@ class StageModel:
         responses = translate.submit_all(
             requests,
             self.read,
-            partial(submit_texts, self.stage.submit),
+            partial(submit_texts, self.stage.submit, note=self._note),
             self.writer,
-            self.stage.count_refused,
+            self._count_refused,
             hold_s=hold_s,
         )
         self._wakeup.call_ended(is_busy=hold_s > 0)
@@ -104,4 +111,20 @@ class StageModel:
         """End the stage."""
         self._wakeup.stop()
         self.stage.stop()
+        self._meter.stop()
         self._metrics.stop()
+
+    def _note(self, text: Request[Any, Any]) -> Callable[[object], None]:
+        """Return what notes the one answer of a text. It keeps nothing else of the text in memory."""
+        meter, ends_texts = self._meter, self.ends_texts
+        tenant, arrived_s, is_inner = text.tenant, text.arrived_s, text.is_inner
+
+        def note_answer(answer: object) -> None:
+            if ends_texts or isinstance(answer, HplmError):
+                meter.note_answer(tenant, answer, time.monotonic() - arrived_s, is_inner=is_inner)
+
+        return note_answer
+
+    def _count_refused(self, error: HplmError) -> None:
+        self.stage.count_refused(error)
+        self._meter.note_answer(b"", error, 0.0)

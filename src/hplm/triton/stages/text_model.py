@@ -57,8 +57,9 @@ class TextModel(StageModel):
     def read(self, request: Any) -> Sequence[Request[Any, Any]]:
         """Read a Triton request: one request to the stage for each text or pair. Its item is the tuple of raw texts."""
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
+        is_inner = translate.is_inner(request)
         texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
         return [
-            Request(tuple(text), tenant, deadline_s, self._arrived_s)
+            Request(tuple(text), tenant, deadline_s, self._arrived_s, is_inner=is_inner)
             for text, (tenant,) in zip(texts, tenants, strict=True)
         ]
