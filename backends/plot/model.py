@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hplm.access.gate import proof_rows
 from hplm.core import wire
 from hplm.core.settings import LookupSettings, load_settings
 from hplm.serving.lookup_stage import LookupStage
@@ -41,6 +42,7 @@ class TritonPythonModel(LookupModel):
                     self.stage.output: pack([answer.features for answer in answers]),
                     wire.TOKENS: pack([answer.tokens for answer in answers]),
                     wire.TRUNCATED: np.array([[answer.truncated] for answer in answers], dtype=bool),
+                    wire.PROOF: proof_rows([answer.proof for answer in answers]),
                     wire.REQUEST_META: np.array(
                         [(len(answer.tokens), answer.version_id, arrived_ns) for answer in answers], np.int64
                     ),

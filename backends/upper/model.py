@@ -13,7 +13,7 @@ from hplm.core.settings import EncodeSettings, load_settings
 from hplm.serving.encode_stage import EncodeInput, EncodeStage
 from hplm.serving.multi_text import unpack
 from hplm.serving.request import Request
-from hplm.triton.bridge import translate
+from hplm.triton.bridge import credentials, translate
 from hplm.triton.launcher.instances import count_sharing_processes
 from hplm.triton.stages.label_outputs import label_writer
 from hplm.triton.stages.stage_model import StageModel
@@ -52,9 +52,11 @@ class TritonPythonModel(StageModel):
     def read(self, request):
         inputs, deadline_s, now_s = translate.inputs(request), translate.deadline_s(request), time.monotonic()
         is_inner = translate.is_inner(request)
-        tenants, meta = translate.texts(inputs, wire.TENANT), translate.optional(inputs, wire.REQUEST_META)
+        tenants = [tenant for (tenant,) in translate.texts(inputs, wire.TENANT)]
+        meta = translate.optional(inputs, wire.REQUEST_META)
         # Each text's version of its tenant, and when it arrived; -1 if the client does not know.
         known = [(-1, -1)] * len(tenants) if meta is None else meta[:, 1:].tolist()
+        credentials.admit_inner(self.stage.gate, inputs, tenants, [version for version, _ in known])
         lengths = None if meta is None else meta[:, 0].tolist()
         features = unpack(translate.tensor(inputs, self.stage.input), lengths)
         tokens = unpack(translate.tensor(inputs, wire.TOKENS), lengths)
@@ -67,7 +69,7 @@ class TritonPythonModel(StageModel):
                 arrived_ns / 1e9 if arrived_ns >= 0 else now_s,
                 is_inner=is_inner,
             )
-            for *tensors, (tenant,), (version, arrived_ns), dispatch in zip(
+            for *tensors, tenant, (version, arrived_ns), dispatch in zip(
                 features, tokens, tenants, known, dispatches, strict=True
             )
         ]

@@ -10,10 +10,12 @@
     |  |- UnknownTenantError       UNKNOWN_TENANT          NOT_FOUND
     |  |- HiddenStatesError        BAD_HIDDEN_STATES       INVALID_ARG
     |  |- BadInputError            BAD_INPUT               INVALID_ARG
+    |  |- ForbiddenError           FORBIDDEN               INVALID_ARG
     |- ServerError                 (the server cannot answer now)
     |  |- UnreachableError         UNREACHABLE             UNAVAILABLE
     |  |- InternalError            INTERNAL                INTERNAL
     |  |- QueueFullError           QUEUE_FULL              UNAVAILABLE
+    |  |- QuotaError               QUOTA                   UNAVAILABLE
     |  |- DeadlineError            DEADLINE_UNMEETABLE     UNAVAILABLE
     |  |- CancelledError           CANCELLED               UNAVAILABLE
     |  |- StoppingError            STOPPING                UNAVAILABLE
@@ -27,18 +29,18 @@
     |  |- RegistryUnavailableError REGISTRY_UNAVAILABLE    UNAVAILABLE
     |  |- CorruptRegistryError     CORRUPT_REGISTRY        INTERNAL
     |  |- MissingRegistryError     MISSING_REGISTRY        INTERNAL
-    |- ManageError                 (a manage request is at fault, or its sender may not do it)
+    |- ManageError                 (a manage request is at fault, or cannot be done)
     |  |- UnknownDomainError       UNKNOWN_DOMAIN          NOT_FOUND
     |  |- UnknownVersionError      UNKNOWN_VERSION         NOT_FOUND
     |  |- UnknownJobError          UNKNOWN_JOB             NOT_FOUND
     |  |- UploadError              BAD_UPLOAD              INVALID_ARG
     |  |- UnknownUploadError       UNKNOWN_UPLOAD          NOT_FOUND
+    |  |- UnknownKeyError          UNKNOWN_KEY             NOT_FOUND
     |  |- DomainInUseError         DOMAIN_IN_USE           INVALID_ARG
     |  |- ConflictError            CONFLICT                INVALID_ARG
     |  |- AlreadyThereError        ALREADY_EXISTS          INVALID_ARG
     |  |- LeaseLostError           LEASE_LOST              INVALID_ARG
     |  |- BadManageRequestError    BAD_MANAGE_REQUEST      INVALID_ARG
-    |  |- ForbiddenError           FORBIDDEN               INVALID_ARG
     |  |- CorpusTooSmallError      CORPUS_TOO_SMALL        INVALID_ARG
     |  |- ContractError            CONTRACT_REFUSED        INVALID_ARG
     |  |- JobCancelledError        JOB_CANCELLED           INVALID_ARG
@@ -56,6 +58,7 @@ On the wire an error is `CODE: message`. The client turns it back into an error 
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
@@ -116,6 +119,16 @@ class BadInputError(RequestError):
     code = "BAD_INPUT"
 
 
+class ForbiddenError(RequestError):
+    """The key does not allow the request, or the operator's settings or a proxy before the server do not.
+
+    The message is the same for an unknown tenant and for a missing, wrong, revoked or expired key. Triton has no status 401
+    or 403, so the status is 400.
+    """
+
+    code = "FORBIDDEN"
+
+
 class ServerError(HplmError):
     """The request is valid, but the server cannot answer it now."""
 
@@ -135,6 +148,26 @@ class QueueFullError(ServerError):
     """Too many requests wait already, of this tenant or of all tenants; try again later."""
 
     code = "QUEUE_FULL"
+
+
+class QuotaError(ServerError):
+    """The tenant has used up a quota; the message says which, and `wait_s` after how many seconds to try again.
+
+    Triton has no status 429, so the status is 503.
+    """
+
+    code = "QUOTA"
+
+    @classmethod
+    def after(cls, quota: str, wait_s: float) -> QuotaError:
+        """Return the error for a quota, such as "requests/s", that has room again after `wait_s` seconds."""
+        return cls(f"the tenant's quota of {quota} is used up; try again in {max(wait_s, 0.001):.3f} s")
+
+    @property
+    def wait_s(self) -> float | None:
+        """Seconds after which to try again; None if the message has none."""
+        found = re.search(r"try again in (\d+\.\d+) s", str(self))
+        return None if found is None else float(found[1])
 
 
 class DeadlineError(ServerError):
@@ -238,6 +271,11 @@ class UnknownUploadError(ManageError):
     status = "NOT_FOUND"
 
 
+class UnknownKeyError(ManageError):
+    code = "UNKNOWN_KEY"
+    status = "NOT_FOUND"
+
+
 class DomainInUseError(ManageError):
     """Tenants or other domains use the domain. The message names them, so it is for operators only."""
 
@@ -268,12 +306,6 @@ class UploadError(ManageError):
     """The uploaded bytes differ from what the upload announced."""
 
     code = "BAD_UPLOAD"
-
-
-class ForbiddenError(ManageError):
-    """The operator's settings, or a proxy before the server, do not allow the request."""
-
-    code = "FORBIDDEN"
 
 
 class CorpusTooSmallError(ManageError):

@@ -10,8 +10,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,6 +19,7 @@ from hplm_client.transport.headers import headers_from_environment
 from rich.console import Console
 from rich.markup import escape
 
+from hplm.access.keys import HEADER, KEY_VARIABLE
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.core import roles, wire
@@ -37,6 +36,7 @@ from hplm.triton.launcher.ports import Ports, check_free, free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
 from hplm.triton.workarounds.hung_crash import HangWatch
+from hplm_cli.serve_access import ServeAccess, choose_access
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -73,7 +73,17 @@ def serve(
             help="Use free ports, print predictions as one JSON list and stop; status 1 if a tenant gives none.",
         ),
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    host: Annotated[
+        str,
+        typer.Option(help="Address to listen on; 0.0.0.0 for all. Beyond this machine only with --keys or --insecure."),
+    ] = "127.0.0.1",
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="Answer only requests with a key, see `hplm key`; also with HPLM_ACCESS=keys."),
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines call every tenant and the manager without a key.")
+    ] = False,
     http_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8001,
     metrics_port: Annotated[int, typer.Option(min=1, max=65_535)] = 8002,
@@ -100,7 +110,7 @@ def serve(
 
       hplm serve --check
 
-      hplm serve --models build/mine/models --host 0.0.0.0 --log-verbose=1
+      hplm serve --models build/mine/models --keys --host 0.0.0.0 --log-verbose=1
     """
     console = _LossyConsole(stderr=True, soft_wrap=True, highlight=False)
     # SIGINT too, because a shell without job control starts background processes with SIGINT ignored.
@@ -110,6 +120,7 @@ def serve(
             signal.signal(number, signal.default_int_handler)
     # `--check` takes free ports, because another server may have the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host)
+    access = choose_access(keys=keys, insecure=insecure, host=ports.host, flags=context.args)
     check_free(ports)
     if worker and models.is_dir() and not (models / wire.MANAGER).is_dir():
         raise StartError(
@@ -130,12 +141,20 @@ def serve(
     server = jobs = None
     try:
         log = log or models.parent / ("triton-check.log" if check else "triton.log")
-        server = TritonServer(models, ports, install=install, flags=context.args, log=log, tied=True)
+        server = TritonServer(
+            models,
+            ports,
+            install=install,
+            flags=[*access.flags, *context.args],
+            log=log,
+            tied=True,
+            environment=access.environment,
+        )
         server.wait_ready(start_timeout)
         watch = HangWatch(server, log if is_plain(log) else None)
         stubs = StubKeeper(server, watch.is_over)
         changes = BaseChanges(models, server, stubs, watch.is_over)
-        predictions = _predictions(console, ports.http_url, shown)
+        predictions = _predictions(console, ports.http_url, shown, access)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
             if damaged or len(predictions) < len(shown):
@@ -146,7 +165,7 @@ def serve(
         # A model that calls the models of bases answers every tenant; the last one does so by a tenant's cascade too.
         calling = [name for name in roles.CALLING if (models / name).is_dir()]
         of_tenant = {t.card.name: calling[-1] if calling else t.model for t in shown}
-        _explain(console, ports, predictions, more, of_tenant)
+        _explain(console, ports, predictions, more, of_tenant, needs_keys=access.mode.needs_keys)
         while not watch.is_over():
             for message in (*stubs.look(), *changes.look()):
                 console.print(message, style="yellow", markup=False)
@@ -230,24 +249,32 @@ def bring_up_to_date(store: Store) -> None:
             raise error from None
 
 
-def _predictions(console: Console, url: str, tenants: list[ShownTenant]) -> list[dict[str, object]]:
+def _predictions(
+    console: Console, url: str, tenants: list[ShownTenant], access: ServeAccess
+) -> list[dict[str, object]]:
     """Return a real answer of each tenant. A tenant that cannot answer is named and left out."""
     answers = []
-    for model, group in groupby(tenants, key=attrgetter("model")):
+    for model, card in tenants:
         # The server's options may require headers, which the commands take from the environment too.
-        with Client(url, model=model, headers=headers_from_environment()) as client:
-            for _, card in group:
-                try:
-                    pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
-                    answers.append(client.predict(card.name, card.example or ANY_TEXT, pair))
-                except HplmError as error:
-                    console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
+        headers = {**headers_from_environment(), **access.headers(card.name)}
+        with Client(url, model=model, headers=headers) as client:
+            try:
+                pair = (card.example_pair or ANY_TEXT) if card.texts == 2 else None
+                answers.append(client.predict(card.name, card.example or ANY_TEXT, pair))
+            except HplmError as error:
+                console.print(f"tenant {card.name} cannot answer: {error.wire()}", style="yellow", markup=False)
     shown = ("tenant", "text", "pair", "label", "score")
     return [{key: a.as_dict()[key] for key in shown if key != "pair" or a.pair is not None} for a in answers]
 
 
 def _explain(
-    console: Console, ports: Ports, predictions: list[dict[str, object]], more: int, models: Mapping[str, str]
+    console: Console,
+    ports: Ports,
+    predictions: list[dict[str, object]],
+    more: int,
+    models: Mapping[str, str],
+    *,
+    needs_keys: bool,
 ) -> None:
     """Show the answers of tenants, the addresses, and how to call the first tenant; `models` are by tenant."""
     for p in predictions:
@@ -265,13 +292,18 @@ def _explain(
     console.print(
         f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on http://{ports.host}:{ports.metrics}/metrics"
     )
+    if needs_keys:
+        console.print("Each request needs a key of its tenant: `hplm key create TENANT`, then `export HPLM_KEY=...`.")
     if predictions:
-        _show_calls(console, ports, predictions[0], models[str(predictions[0]["tenant"])])
+        _show_calls(console, ports, predictions[0], models[str(predictions[0]["tenant"])], needs_keys=needs_keys)
     console.print("\nCtrl-C stops it.")
 
 
-def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], model: str) -> None:
-    """Show how to request one of the predictions: with curl, in Python, and of a model that clients find `hplm predict`."""
+def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], model: str, *, needs_keys: bool) -> None:
+    """Show how to request one of the predictions: with curl, in Python, and of a model that clients find `hplm predict`.
+
+    The commands take a key from the variable HPLM_KEY.
+    """
     tenant = str(prediction["tenant"])
     texts = [str(prediction[key]) for key in ("text", "pair") if key in prediction]
     body = json.dumps(
@@ -287,11 +319,15 @@ def _show_calls(console: Console, ports: Ports, prediction: dict[str, object], m
     arguments = ", ".join(json.dumps(value) for value in (tenant, *texts))
     is_usual = model in (wire.MODEL, *roles.CALLING)
     server = json.dumps(ports.grpc_url) if is_usual else f"{json.dumps(ports.grpc_url)}, model={json.dumps(model)}"
-    code = f"from hplm_client import Client; print(Client({server}).predict({arguments}).label)"
+    # A key is never an argument, because every user of the machine may read arguments.
+    imports, key = ("import os; ", f', key=os.environ["{KEY_VARIABLE}"]') if needs_keys else ("", "")
+    code = f"{imports}from hplm_client import Client; print(Client({server}{key}).predict({arguments}).label)"
     call = ["predict", "--url", ports.http_url, "--tenant", tenant, texts[0]]
     call += ["--pair", *texts[1:]] if len(texts) == 2 else []
+    url = f"{ports.http_url}/v2/models/{model}/infer"
+    with_header = f"printf '{HEADER}: Bearer %s' \"${KEY_VARIABLE}\" | " if needs_keys else ""
     lines = [
-        shlex.join(["curl", "-s", f"{ports.http_url}/v2/models/{model}/infer", "-d", body]),
+        with_header + shlex.join(["curl", "-s", *(["-H", "@-"] if needs_keys else []), url, "-d", body]),
         shlex.join([sys.executable, "-c", code]),
         *([shlex.join([str(Path(sys.executable).parent / "hplm"), *call])] if is_usual else []),
     ]

@@ -14,6 +14,8 @@ CASCADE = roles.CASCADE_NAME  # does as ROUTER, and answers tenants with a plan 
 # The ensemble's inputs and outputs for each text of a request. `hplm.serving.multi_text` packs several texts in one tensor.
 TEXT = "TEXT"  # BYTES [1], UTF-8; [2] for a tenant that was trained on pairs
 TENANT = "TENANT"  # BYTES [1]
+# BYTES [1], optional: the key of the text's tenant, if the server needs keys. Without KEY the key in the header counts.
+KEY = "KEY"
 LABEL = "LABEL"  # BYTES [k]: one for a classification, one per entity for a tagging, "score" for a regression
 SCORE = "SCORE"  # FP32 [k]: probability of the label; for an entity the mean over its words; for a regression the value
 SPAN = "SPAN"  # INT32 [k, 2]: character offsets, end exclusive; for those of a pair see `hplm.core.text`
@@ -48,6 +50,8 @@ TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the w
 # INT64 [3]: the number of tokens; the version of the tenant that the first stage used, so that the second uses the same; the
 # arrival of the request in nanoseconds of the server's monotonic clock. The last two are negative if unknown.
 REQUEST_META = "REQUEST_META"
+# UINT8 [70], optional: the proof of one of the server's stages that it has checked the key, see `hplm.access.gate`.
+PROOF = "PROOF"
 
 # The parameter of requests that one of our models sends to another. Triton hands it on to the steps of an ensemble.
 INNER = "hplm_inner"

@@ -13,15 +13,13 @@ from hplm.cascade.plan import CascadePlan
 from hplm.errors import RegistryUnavailableError, UnknownTenantError, UnknownVersionError
 from hplm.registry.records import Changes, DomainVersion, ServedTenant, WithdrawnTenant
 from hplm.registry.registry import Registry
+from hplm.runtime.polling import Poller
 from hplm.store.layout import Store
 
 # Seconds between polls of the registry; a published version is served within one interval. A poll takes 0.3 ms.
 POLL_EVERY_S = 0.2
 # A replaced or deleted version still answers requests that were under way, for this long. Its files are kept longer.
 REMEMBER_S = 60.0
-WARN_EVERY_S = 30.0  # at most one log line about the registry in this time
-# A poll that takes longer waits for a disk or a network that may not come back.
-BLIND_AFTER_S = 3.0
 
 
 class Catalog:
@@ -53,12 +51,14 @@ class Catalog:
         self._plans: dict[str, CascadePlan] = {}
         self._replaced: dict[int, tuple[float, ServedTenant]] = {}
         self._lineages: dict[int, tuple[DomainVersion, ...]] = {}  # by id of a domain version
-        self._stopped = threading.Event()
-        self._warned_s = -WARN_EVERY_S
-        self._has_failed = False
-        self._polling_since_s: float | None = None
-        self._failures = 0
-        self._thread = threading.Thread(target=self._follow, name="hplm-catalog", daemon=True)
+        self._poller = Poller(
+            self.refresh,
+            name="hplm-catalog",
+            every_s=POLL_EVERY_S,
+            fault="the registry cannot be read, the known tenants stay served",
+            afterwards=self._report_forgotten,
+            clock=clock,
+        )
         try:
             self.refresh()
         except BaseException:
@@ -70,32 +70,17 @@ class Catalog:
 
     def start(self) -> None:
         """Start to poll the registry."""
-        self._thread.start()
+        self._poller.start()
 
     def close(self) -> None:
         """Stop polling. The known tenants stay known."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(BLIND_AFTER_S)
+        self._poller.close()
         self._registry.close()
 
     @property
     def failures(self) -> int:
         """The number of polls that failed or took too long."""
-        return self._failures + self._hangs
-
-    @property
-    def _hangs(self) -> bool:
-        """Whether a poll takes longer than any poll should."""
-        since_s = self._polling_since_s
-        return since_s is not None and self._clock() - since_s > BLIND_AFTER_S
-
-    def _is_blind(self) -> bool:
-        """Return whether the registry cannot be read now. A poll that hangs is logged here: its own thread is blocked."""
-        if self._hangs:
-            self._warn("a poll of the registry hangs")
-            return True
-        return self._has_failed
+        return self._poller.failures
 
     def find(self, name: str, version_id: int | None = None) -> ServedTenant:
         """Return the served version of a tenant, or the version `version_id` that another stage found earlier.
@@ -114,7 +99,7 @@ class Catalog:
         if version_id is None:
             if tenant is None:
                 # Looked up again after the check: a poll publishes what it read before it counts as a success.
-                is_blind = self._is_blind()
+                is_blind = self._poller.is_blind()
                 tenant = self._published.get(name)
                 if tenant is None and is_blind:
                     raise RegistryUnavailableError("the registry cannot be read now, and this tenant is not known")
@@ -129,7 +114,7 @@ class Catalog:
 
     def _read_version(self, name: str, version_id: int) -> ServedTenant:
         """Read a version that was current only between two polls, or will be current at the next poll."""
-        if self._is_blind():
+        if self._poller.is_blind():
             # Reading could take seconds, and few threads do it.
             raise RegistryUnavailableError("the registry cannot be read now")
         tenant = None
@@ -213,34 +198,12 @@ class Catalog:
             lineage = lineages[tenant.domain_version_id] = tuple(self._registry.lineage(tenant.domain_version_id))
         return replace(tenant, lineage=tuple(version.path for version in lineage))
 
-    def _follow(self) -> None:
-        while not self._stopped.wait(POLL_EVERY_S):
-            self._poll()
-            if self._forgotten:
-                self._report_forgotten()
-
     def _report_forgotten(self) -> None:
+        if not self._forgotten:
+            return
         forgotten, self._forgotten = self._forgotten, []
         try:
             self._on_forgotten(forgotten)
         except Exception:
             self._forgotten = forgotten + self._forgotten
             logging.getLogger(__name__).exception("replaced versions are not dropped yet; the next poll tries again")
-
-    def _poll(self) -> None:
-        self._polling_since_s = self._clock()
-        try:
-            self.refresh()
-            self._failures += self._hangs
-            self._has_failed = False
-        except Exception as error:
-            self._has_failed = True
-            self._failures += 1
-            self._warn(repr(error))
-        finally:
-            self._polling_since_s = None
-
-    def _warn(self, why: str) -> None:
-        if self._clock() - self._warned_s >= WARN_EVERY_S:
-            self._warned_s = self._clock()
-            logging.getLogger(__name__).error("the registry cannot be read, the known tenants stay served: %s", why)

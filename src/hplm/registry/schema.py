@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 # The newest migration. Its number before the dot is the format of stores: an older registry is built anew, not migrated.
-HEAD = "2.0004"
+HEAD = "2.0005"
 
 # Both databases compare names byte by byte: listings page through names, and a prefix is a range of names.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
@@ -164,4 +164,63 @@ uploads = Table(
     Column("received", BigInteger, nullable=False),
     Column("created_s", Double, nullable=False),
     Column("complete", Boolean, nullable=False),
+)
+
+# A key of a tenant, or of an operator if `tenant` is null. `sha256` is of the secret, in hex: nobody can read the secret from
+# it. `generation` is that of the last change, so that servers hear of new and revoked keys.
+keys = Table(
+    "keys",
+    metadata,
+    Column("id", Name, primary_key=True),
+    Column("tenant", Name, ForeignKey("tenants.name")),
+    Column("role", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("created_s", Double, nullable=False),
+    Column("expires_s", Double),
+    Column("revoked_s", Double),
+    Column("last_used_s", Double),
+    Column("generation", BigInteger, nullable=False),
+    Index("keys_by_tenant", "tenant"),
+    Index("keys_by_generation", "generation"),
+)
+
+# Quotas of a tenant; `tenant` is empty for the default of all tenants. A null quota is not limited. There is no foreign key,
+# because the default has no tenant.
+limits = Table(
+    "limits",
+    metadata,
+    Column("tenant", Name, primary_key=True),
+    Column("requests_per_s", Double),
+    Column("tokens_per_s", Double),
+    Column("concurrent", Integer),
+    Column("generation", BigInteger, nullable=False),
+    Index("limits_by_generation", "generation"),
+)
+
+# Allowances that a server has taken out of a tenant's quotas until `until_s`, by the name of the quota.
+leases = Table(
+    "leases",
+    metadata,
+    Column("server", Text, primary_key=True),
+    Column("tenant", Name, primary_key=True),
+    Column("until_s", Double, nullable=False),
+    Column("amounts", Json, nullable=False),
+    Index("leases_by_tenant", "tenant"),
+    Index("leases_by_end", "until_s"),
+)
+
+# Manage requests and commands that change the registry: who asked, what, and the outcome (`ok`, or the code of an error).
+# `key` and `role` are null if no key was needed or the key was not valid. There is no foreign key: entries outlive keys.
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", Id, primary_key=True),
+    Column("at_s", Double, nullable=False),
+    Column("key", Text),
+    Column("role", Text),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("outcome", Text, nullable=False),
+    Index("audit_by_time", "at_s"),
+    sqlite_autoincrement=True,
 )

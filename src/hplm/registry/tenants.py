@@ -89,7 +89,7 @@ class Tenants(RegistryPart):
             connection.execute(counted.values(last_number=max(row.last_number, number)))
             generation = bump(connection)
             serve(connection, base, {name: version_id}, generation)
-            settle_defaults(connection, generation)
+            settle_defaults(connection, generation, now_s)
             move_queued_updates(connection, f"tenant:{name}", domain_version_id)
             crash_point("publish.committing")
         return TenantVersion(version_id, base=base, **values)
@@ -120,7 +120,7 @@ class Tenants(RegistryPart):
                 ids = _publish_part(connection, part, domain_version_id, path, now_s, about or {})
                 serve(connection, domain.base, ids, generation)
             _replace(connection, domain.base, instead_of, now_s, generation)
-            settle_defaults(connection, generation)
+            settle_defaults(connection, generation, now_s)
         return len(listed)
 
     def tenant(self, name: str, base: str | None = None) -> TenantRecord:
@@ -216,7 +216,7 @@ class Tenants(RegistryPart):
                 withdraw(connection, name, left, generation)
                 for base in left:
                     expire_uploads(connection, cancel_all(connection, subject, now_s, base=base))
-            settle_defaults(connection, generation)
+            settle_defaults(connection, generation, now_s)
             default_to_cascade(connection, name)
             return dict(sorted(served.items()))
 
@@ -245,7 +245,7 @@ class Tenants(RegistryPart):
             retire(connection, tenant_versions, now_s, *which)
             generation = bump(connection)
             withdraw(connection, name, bases, generation)
-            settle_defaults(connection, generation)
+            settle_defaults(connection, generation, now_s)
             return cancel_all(connection, f"tenant:{name}", now_s, base=base)
 
 

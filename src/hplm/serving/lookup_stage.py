@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hplm.access.gate import NO_PROOF
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import TenantCard
@@ -60,18 +61,20 @@ BYTES_PER_TOKEN = 4
 class LookupAnswer:
     """The answer to one text or pair: `features`, `tokens` int32 `[T, 3]`, and the tenant's version used.
 
-    `features` are hidden states `[T, H]`, or of a whole base ids and types `[T, 2]`, see `hplm.engine.token_domain`.
+    `features` are hidden states `[T, H]`, or of a whole base ids and types `[T, 2]`, see `hplm.engine.token_domain`. `proof` is
+    for the encode stage: that the key was checked, see `hplm.access.gate`.
     """
 
     features: Features
     tokens: npt.NDArray[np.int32]
     truncated: bool
     version_id: int
+    proof: bytes = NO_PROOF
 
 
 @dataclass(frozen=True)
 class LookupItem:
-    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate."""
+    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id` as in Request."""
 
     tenant: ServedTenant
     text: TextOrPair
@@ -80,6 +83,7 @@ class LookupItem:
     arrived_s: float
     waits_for_others: bool
     students: StudentRange = ONE_STUDENT
+    key_id: str = ""
 
 
 class TextLookup:
@@ -166,7 +170,7 @@ class TextLookup:
             waits_for_others=waits_for_others,
         ):
             raise DeadlineError("the deadline cannot be met; it was not computed")
-        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others, students)
+        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others, students, request.key_id)
 
     def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
         """Tokenise all texts together, then look them up domain by domain. One text's failure fails its own request only."""
@@ -291,7 +295,9 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         tokens = len(answer.features) * item.students.least
         self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.
-        return replace(answer, features=answer.features.copy()) if item.waits_for_others else answer
+        features = answer.features.copy() if item.waits_for_others else answer.features
+        proof = self.gate.sign(item.key_id, item.tenant.name, answer.version_id)
+        return replace(answer, features=features, proof=proof)
 
 
 class _OfCard(NamedTuple):

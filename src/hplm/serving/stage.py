@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
+from hplm.access.gate import open_gate
 from hplm.adapters.bank import TenantBank
 from hplm.core.settings import EncodeSettings, LookupSettings
 from hplm.errors import (
@@ -104,6 +105,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._bank = TenantBank(self._store, self._catalog, self._base.fingerprint, verify=settings.verify)
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, name)
         self._load_permits = LoadPermits(settings.queue_capacity)
+        self.gate = open_gate(self._store)
 
     def _open_queue(
         self,
@@ -185,19 +187,22 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         """Begin to answer requests."""
         freeze_garbage_collection()
         self._catalog.start()
+        self.gate.start()
         self._batch_loop.start()
 
     def stop(self) -> None:
         """Refuse the requests that wait, answer the batch that runs, end all threads."""
         self._batch_loop.stop()
         self.close()
+        self.gate.close()
         self._catalog.close()
         self._tracer.close()
 
     @property
     def counts(self) -> Counter[str]:
         """Counts of the batch loop, and of failed polls of the registry."""
-        return self._batch_loop.counts + Counter(failed_registry_looks=self._catalog.failures)
+        failures = self._catalog.failures + self.gate.failures
+        return self._batch_loop.counts + Counter(failed_registry_looks=failures)
 
     @property
     def waiting(self) -> int:

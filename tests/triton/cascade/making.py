@@ -41,8 +41,8 @@ MODELS = {"small": "small", "middle": "middle", "tiny": "hbert"}
 TEMPERATURE = 2.0
 
 
-def make_bases(folder: Path, manager: ManagerSettings | None = None) -> Path:
-    """A store with three bases, and a repository that serves them, with a manager if there are settings for it."""
+def make_bases(folder: Path, manager: ManagerSettings | None = None, *, look_up_instances: int | None = None) -> Path:
+    """A store with three bases, and a repository that serves them; of two stages each but for the fused model."""
     store, models = Store(folder / "store"), folder / "models"
     shapes = (
         tiny.config(name="small", hidden_size=32, upper_layers=1),
@@ -56,9 +56,17 @@ def make_bases(folder: Path, manager: ManagerSettings | None = None) -> Path:
             build_plot(store, shape.name, table, tiny.sentences(30), 30.0, Progress(disable=True), dtype="float32")
         look_up = LookupSettings(store="", base=shape.name, table=table, dtype="float32")
         encode = EncodeSettings(store="", base=shape.name, dtype="float32", num_slots=8)
-        is_last = shape.name == "tiny"
-        own_manager = manager if is_last else None
-        export(store, models, look_up, encode, own_manager, name=MODELS[shape.name], fused=is_last)
+        is_fused = shape.name == "tiny"
+        export(
+            store,
+            models,
+            look_up,
+            encode,
+            manager,
+            name=MODELS[shape.name],
+            fused=is_fused,
+            look_up_instances=None if is_fused else look_up_instances,
+        )
     return models
 
 

@@ -38,12 +38,21 @@ def test_a_message_without_a_code_is_no_error_of_ours() -> None:
 
 # Codes of manage requests, of the command line, or between worker processes.
 NOT_OF_INFERENCE = {
-    *("UNKNOWN_DOMAIN", "UNKNOWN_JOB", "BAD_UPLOAD", "UNKNOWN_UPLOAD", "DOMAIN_IN_USE", "CONFLICT", "ALREADY_EXISTS"),
+    *(
+        "UNKNOWN_DOMAIN",
+        "UNKNOWN_JOB",
+        "BAD_UPLOAD",
+        "UNKNOWN_UPLOAD",
+        "UNKNOWN_KEY",
+        "DOMAIN_IN_USE",
+        "CONFLICT",
+        "ALREADY_EXISTS",
+    ),
     *("LEASE_LOST", "BAD_MANAGE_REQUEST", "CORPUS_TOO_SMALL", "CONTRACT_REFUSED", "JOB_CANCELLED"),
     *("WORKER_LOST", "BAD_DATA"),
     *("DOWNLOAD_FAILED", "TRITON_NOT_FOUND", "START_FAILED", "TRITON_ENDED"),
 }
-OF_CLIENTS_ALONE = {"FORBIDDEN", "STAGE_DOWN", "UNREACHABLE"}
+OF_CLIENTS_ALONE = {"STAGE_DOWN", "UNREACHABLE"}
 HTTP_STATUS = {"INVALID_ARG": "400", "NOT_FOUND": "404", "INTERNAL": "500", "UNAVAILABLE": "503"}
 
 
@@ -56,3 +65,10 @@ def test_the_page_on_calling_has_every_code_of_inference_with_its_status_and_cla
         (leaf.code, "client only" if leaf.code in OF_CLIENTS_ALONE else HTTP_STATUS[leaf.status], leaf.__name__)
         for leaf in wanted
     )
+
+
+def test_a_quota_error_says_when_to_try_again_also_after_the_wire() -> None:
+    error = errors.from_wire(errors.QuotaError.after("tokens/s", 0.25).wire())
+    assert isinstance(error, errors.QuotaError)
+    assert error.wait_s == 0.25
+    assert errors.QuotaError("used up").wait_s is None

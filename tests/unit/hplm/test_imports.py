@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ("hplm.errors", "hplm.core", "hplm.runtime")
-STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.registry")
+STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.registry", "hplm.access")
 DATA = (*STORED, "hplm.profiles", "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
 COMPUTING = (*DATA, "hplm.models", "hplm.engine")
 NO_TORCH = ("torch", "tritonclient", "triton_python_backend_utils")
@@ -26,6 +26,7 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/store": (PLAIN, NO_TORCH),
     "src/hplm/registry": ((*PLAIN, "hplm.cascade", "hplm.store"), NO_TORCH),
     "src/hplm/metering": (PLAIN, NO_TORCH),
+    "src/hplm/access": ((*PLAIN, "hplm.store", "hplm.registry"), NO_TORCH),
     "src/hplm/profiles": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/housekeeping": (STORED, NO_TORCH),
     "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
@@ -42,20 +43,23 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/serving": ((*COMPUTING, "hplm.manage", "hplm.metering"), NO_TRITON),
     "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
-        (*PLAIN, "hplm.metering", "hplm.triton.workarounds", "hplm.serving.request"),
+        (*PLAIN, "hplm.access", "hplm.metering", "hplm.triton.workarounds", "hplm.serving.request"),
         ("torch", "tritonclient"),
     ),
     "src/hplm/triton/stages": (
-        (*PLAIN, "hplm.metering", "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
+        (*PLAIN, "hplm.access", "hplm.metering", "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
         ("torch", "tritonclient"),
     ),
-    "src/hplm/triton/launcher": ((*PLAIN, "hplm.triton.releases", "hplm.triton.workarounds"), NO_TORCH),
+    "src/hplm/triton/launcher": (
+        (*PLAIN, "hplm.access.access_mode", "hplm.triton.releases", "hplm.triton.workarounds"),
+        NO_TORCH,
+    ),
     "backends": (
         (*STORED, "hplm.manage", "hplm.jobs", "hplm.serving", "hplm.triton"),
         NO_TORCH,
     ),
     "clients": (
-        ("hplm.errors", "hplm.core", "hplm.reporting", "hplm.tasks"),
+        ("hplm.errors", "hplm.core", "hplm.access.keys", "hplm.reporting", "hplm.tasks"),
         ("torch", "tokenizers", "sqlalchemy", "triton_python_backend_utils"),
     ),
     "builder": (("hplm.",), NO_TRITON),

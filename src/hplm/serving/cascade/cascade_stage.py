@@ -84,7 +84,10 @@ class CascadeStage(RoutingStage[CascadeSettings]):
             # A tenant of a base that this server does not serve does not exist here.
             raise UnknownTenantError(f"there is no tenant {tenant.name!r}")
         client = _PlainClient(request, tenant.base, self.finish)
-        route.submit(Request(request.item, request.tenant, request.deadline_s, request.arrived_s, client), tenant.name)
+        route.submit(
+            Request(request.item, request.tenant, request.deadline_s, request.arrived_s, client, request.key_id),
+            tenant.name,
+        )
 
     def finish(self, request: CascadeRequest, result: CascadeAnswer | HplmError) -> None:
         """Count a text's answer or error, and send it to the text's client."""

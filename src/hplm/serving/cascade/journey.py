@@ -180,7 +180,7 @@ class Journey(LevelClient):
         # The answers of several levels are weighted by their logits. A tagging's would fill up those of all texts of a call.
         item = RouteInput(self._texts, request.item.with_logits or plan.is_weighted, sent)
         self._sent_s = time.monotonic()
-        route: RouteRequest = Request(item, request.tenant, deadline_s, request.arrived_s, self)
+        route: RouteRequest = Request(item, request.tenant, deadline_s, request.arrived_s, self, request.key_id)
         self._routes[place].submit(route, self._tenant)
 
     def _without_next(self, why: str, error: HplmError) -> CascadeAnswer | HplmError:

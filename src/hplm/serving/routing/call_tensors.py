@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hplm.access.gate import proof_rows
 from hplm.cascade.dispatch import DispatchInput
 from hplm.core import wire
 from hplm.serving.multi_text import fill_up
@@ -62,19 +63,23 @@ def output_names(item: RouteInput) -> list[str]:
     return [wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, wire.STUDENTS, *logits, *dispatched]
 
 
-def call_inputs(texts: Sequence[tuple[RouteInput, bytes]]) -> dict[str, npt.NDArray[Any]]:
+def call_inputs(
+    texts: Sequence[tuple[RouteInput, bytes]], proofs: Sequence[bytes] | None = None
+) -> dict[str, npt.NDArray[Any]]:
     """Return TEXT `[n, 1]` (of pairs `[n, 2]`) and TENANT `[n, 1]` of texts of one form with their tenants.
 
-    For a level of a cascade there is also DISPATCH.
+    For a level of a cascade there is also DISPATCH, and with `proofs` PROOF `[n, PROOF_BYTES]`.
     """
     text = np.empty((len(texts), len(texts[0][0].texts)), dtype=np.object_)
     tenant = np.empty((len(texts), 1), dtype=np.object_)
     for index, (item, name) in enumerate(texts):
         text[index, :] = item.texts
         tenant[index, 0] = name
-    inputs = {wire.TEXT: text, wire.TENANT: tenant}
+    inputs: dict[str, npt.NDArray[Any]] = {wire.TEXT: text, wire.TENANT: tenant}
     if texts[0][0].dispatch is not None:
         inputs[wire.DISPATCH] = np.stack([item.dispatch.to_array() for item, _ in texts if item.dispatch is not None])
+    if proofs is not None:
+        inputs[wire.PROOF] = proof_rows(proofs)
     return inputs
 
 

@@ -25,6 +25,8 @@ from hplm.serving.routing.failed_call import judge
 # Raises an HplmError.
 CallModel = Callable[[Mapping[str, npt.NDArray[Any]], Sequence[str], float | None], Tensors]
 RouteRequest = Request[RouteInput, RouteAnswer]
+# The id of a text's key and the text's tenant -> the proof for the model that the key was checked.
+Sign = Callable[[str, str], bytes]
 # The client of a text that has waited for this long is asked whether it has gone. Asking is a round trip to the server.
 ASK_CANCELLED_AFTER_S = 0.25
 # At most this many clients are asked in a sweep.
@@ -57,12 +59,14 @@ class ModelRoute:
         capacity: int,
         gather_s: float,
         limits: GatherLimits,
+        sign: Sign | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name`: the model's. `counts` receives answers by outcome, `calls` and `retried`."""
+        """`name`: the model's. `counts` receives answers by outcome, `calls` and `retried`. `sign` is None without keys."""
         self.name = name
         self._call = call
         self._counts = counts
+        self._sign = sign
         self._clock = clock
         self._queue = GatherQueue(capacity, gather_s, limits)
         self._entries: dict[int, _Entry] = {}
@@ -197,7 +201,9 @@ class ModelRoute:
         due_s = min(text.due_s for text, _ in texts)
         # A deadline that passes now is for the model to refuse.
         left_s = None if due_s == math.inf else max(1e-6, due_s - self._clock())
-        inputs = call_inputs([(entry.request.item, entry.request.tenant) for _, entry in texts])
+        sign = self._sign
+        proofs = None if sign is None else [sign(entry.request.key_id, text.tenant) for text, entry in texts]
+        inputs = call_inputs([(entry.request.item, entry.request.tenant) for _, entry in texts], proofs)
         return call_answers(self._call(inputs, output_names(texts[0][1].request.item), left_s))
 
     def _sort_out(self, texts: Sequence[tuple[GatheredText, _Entry]], error: HplmError) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from hplm.access.gate import open_gate
 from hplm.core.names import check_name
 from hplm.core.settings import RouteSettings, load_settings
 from hplm.errors import ConfigError, HplmError, RegistryUnavailableError
@@ -63,6 +64,7 @@ class RoutingStage(Generic[Settings]):
         store = Store((settings_path.parent / self._settings.store).resolve(), self._settings.registry)
         self._store = store
         self._catalog = Catalog(store, None, on_forgotten=self.on_forgotten)
+        self.gate = open_gate(store)
         # Answers by outcome, and what the routes count.
         self._counts = Counts()
         self._is_closed = False
@@ -94,6 +96,7 @@ class RoutingStage(Generic[Settings]):
         """Begin to answer requests."""
         freeze_garbage_collection()
         self._catalog.start()
+        self.gate.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -104,12 +107,14 @@ class RoutingStage(Generic[Settings]):
         for routes in self._routes:
             routes.join(until_s)
         self._thread.join(max(0.0, until_s - time.monotonic()))
+        self.gate.close()
         self._catalog.close()
 
     @property
     def counts(self) -> Counter[str]:
         """Answers by outcome, calls of models, texts that were sent once more, and failed polls of the registry."""
-        return self._counts.read() + Counter(failed_registry_looks=self._catalog.failures)
+        failures = self._catalog.failures + self.gate.failures
+        return self._counts.read() + Counter(failed_registry_looks=failures)
 
     @property
     def waiting(self) -> int:
@@ -152,6 +157,7 @@ class RoutingStage(Generic[Settings]):
             capacity=settings.queue_capacity,
             gather_s=settings.gather_ms / 1000,
             limits=GatherLimits(texts=settings.call_texts),
+            sign=self.gate.sign if self.gate.needs_keys else None,
         )
 
     def _close(self) -> None:

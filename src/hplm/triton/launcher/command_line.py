@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hplm.runtime.process import file_limits
@@ -35,6 +35,15 @@ def port_flags(ports: Ports) -> list[str]:
         f"--metrics-address={ports.host}",
         f"--metrics-port={ports.metrics}",
     ]
+
+
+def flag_values(flags: Sequence[str], name: str) -> Iterator[str]:
+    """Yield each value of a flag, given as `NAME=VALUE` or as two arguments; empty for a flag without a value."""
+    for index, flag in enumerate(flags):
+        key, sign, value = flag.partition("=")
+        if key == name:
+            following = "".join(flags[index + 1 : index + 2])
+            yield value if sign else "" if following.startswith("-") else following
 
 
 def shell_command(install: TritonInstall, repository: Path, backends: Path, models: Sequence[str]) -> str:

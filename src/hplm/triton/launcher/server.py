@@ -13,8 +13,9 @@ import subprocess
 import tempfile
 import time
 import urllib.error
+import urllib.request
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -29,7 +30,9 @@ from hplm.triton.launcher.child_process import deferred_signals, exit_status, ex
 from hplm.triton.launcher.command_line import model_flags, port_flags
 from hplm.triton.launcher.install import TritonInstall, find_triton, search_paths
 from hplm.triton.launcher.ports import Ports
+from hplm.triton.launcher.restricted_apis import hide_secret, restrict
 from hplm.triton.workarounds import deep_json, idle_connections, killed_server_files
+from hplm.triton.workarounds.dead_stubs import stubs_of
 from hplm.triton.workarounds.empty_outputs import check_numpy
 from hplm.triton.workarounds.late_finalize import tell_stages
 from hplm.triton.workarounds.shell_paths import check_path, is_safe
@@ -46,7 +49,9 @@ class TritonServer:
 
     The server loads `models` of the repository, by default `models_of` it. `backends` are folders of further backends. With
     `tied` the server also ends when the thread that made it ends, whatever ends that thread, and a reaper beside it cleans
-    up if both are killed.
+    up if both are killed. `environment` is added to this process's environment for Triton.
+
+    Triton's APIs that change all tenants' models are restricted to this object, see `restricted_apis`.
     """
 
     def __init__(
@@ -60,10 +65,14 @@ class TritonServer:
         flags: Sequence[str] = (),
         log: Path | None = None,
         tied: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.ports = ports
         self.install = install or find_triton()
         self.log_path = log
+        self._added_environment = dict(environment or {})
+        self._restricted = restrict(flags)
+        self._is_secret_shown = True
         check_numpy(self.install.version)
         check_path(Path(tempfile.gettempdir()), "TMPDIR")
         # A killed server may still hold the lock of this log.
@@ -118,6 +127,7 @@ class TritonServer:
             *port_flags(self.ports),
             "--exit-timeout-secs=5",
             *killed_server_files.flags(self._folder, [backend.name for backend in assembled.iterdir()]),
+            *self._restricted.flags,
             *flags,
         ]
         stack = None
@@ -148,7 +158,7 @@ class TritonServer:
         return link
 
     def _environment(self) -> dict[str, str]:
-        env = dict(os.environ)
+        env = {**os.environ, **self._added_environment}
         for name, folders in search_paths(self.install).items():
             env[name] = os.pathsep.join(filter(None, [*folders, env.get(name, "")]))
         return env
@@ -158,15 +168,19 @@ class TritonServer:
         deadline = time.monotonic() + timeout_s
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._first_models]
         while time.monotonic() < deadline:
+            if self._is_secret_shown and stubs_of(self.process.pid):
+                self._hide_secret()
             if self.has_ended:
                 raise self._start_error(f"Triton ended while starting, {exit_words(self.status or 0)}")
             try:
                 while urls:
-                    with LOCAL_HTTP.open(urls[-1], timeout=2) as answer:
+                    request = urllib.request.Request(urls[-1], headers=dict(self.launcher_headers))
+                    with LOCAL_HTTP.open(request, timeout=2) as answer:
                         if answer.status != 200:
                             break
                     urls.pop()
                 if not urls:
+                    self._hide_secret()
                     self.hide_texts()
                     self._ready_s = time.monotonic()
                     return
@@ -175,6 +189,22 @@ class TritonServer:
                 pass
             time.sleep(0.05)
         raise self._start_error(f"Triton was not ready after {timeout_s:.0f} s, see `hplm serve --start-timeout`")
+
+    @property
+    def launcher_headers(self) -> Mapping[str, str]:
+        """The headers with which the launcher may use Triton's restricted APIs over HTTP."""
+        return self._restricted.headers
+
+    def _hide_secret(self) -> None:
+        """Hide the secret of the restricted APIs from `ps`. Only once Triton has read it: it has a stub, or is ready."""
+        if not self._is_secret_shown:
+            return
+        self._is_secret_shown = False
+        if not hide_secret(self.process.pid, self._restricted.secret):
+            logging.getLogger(__name__).warning(
+                "this system does not let the launcher hide an argument of Triton: other users of this machine can read from "
+                "`ps` the secret with which models are loaded and unloaded"
+            )
 
     def hide_texts(self) -> None:
         """Make the stages' shared memory, which holds requests, unreadable for other users. A loaded stage makes it anew."""
@@ -223,7 +253,8 @@ class TritonServer:
             if not self.has_ended:
                 tell_stages(self.process.pid)
                 groups = unload_order(self.models)
-                is_empty = idle_connections.unload(self.ports.http_url, groups, until_s - timeout_s / 2)
+                until_unloaded_s = until_s - timeout_s / 2
+                is_empty = idle_connections.unload(self.ports.http_url, groups, until_unloaded_s, self.launcher_headers)
                 self.process.send_signal(signal.SIGTERM)
                 self.ends(idle_connections.EMPTY_ENDS_S if is_empty else max(1.0, until_s - time.monotonic()))
         finally:

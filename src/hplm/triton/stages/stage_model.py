@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from hplm.access.gate import Gate
 from hplm.errors import HplmError
 from hplm.metering.text_meter import TextMeter
 from hplm.scheduling.batch_pacing import ReplyHold
 from hplm.serving.multi_text import submit_texts
 from hplm.serving.request import Request
-from hplm.triton.bridge import metrics, translate
+from hplm.triton.bridge import credentials, metrics, translate
 from hplm.triton.workarounds.kept_requests import TritonWakeup
 
 Counters = Mapping[metrics.MetricFamily, Callable[[], Counter[str]]]
@@ -28,6 +29,7 @@ class AnyStage(Protocol):
     """A stage as its Triton model uses it: `hplm.serving.stage.Stage`, or the stage that routes."""
 
     name: str
+    gate: Gate
 
     @property
     def counts(self) -> Counter[str]: ...
@@ -71,6 +73,8 @@ class StageModel:
         `waiting` describe the metrics of these names; `counters` and `gauges` are further metrics.
         """
         self.stage = stage
+        if stage.gate.needs_keys:
+            credentials.check_model(args)
         self._hold = ReplyHold(hold_s, json.loads(args["model_config"])["max_batch_size"])
         self._wakeup = TritonWakeup(args, translate.queue_policy(args), no_op)
         event_family = metrics.MetricFamily(f"hplm_{stage.name}_events_total", events, "event")

@@ -13,7 +13,7 @@ import numpy as np
 from hplm.core import wire
 from hplm.serving.request import Request
 from hplm.serving.triton_queue_time import TritonQueueTime
-from hplm.triton.bridge import translate
+from hplm.triton.bridge import credentials, translate
 from hplm.triton.stages.stage_model import AnyStage, Counters, Gauges, StageModel
 
 
@@ -57,9 +57,11 @@ class TextModel(StageModel):
     def read(self, request: Any) -> Sequence[Request[Any, Any]]:
         """Read a Triton request: one request to the stage for each text or pair. Its item is the tuple of raw texts."""
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
-        is_inner = translate.is_inner(request)
-        texts, tenants = translate.texts(inputs, wire.TEXT), translate.texts(inputs, wire.TENANT)
+        tenants = [tenant for (tenant,) in translate.texts(inputs, wire.TENANT)]
+        # Before anything else is read: a request without its keys costs as little as possible.
+        key_ids = credentials.admit(self.stage.gate, request, inputs, tenants)
+        is_inner = credentials.is_inner(self.stage.gate, request, inputs)
         return [
-            Request(tuple(text), tenant, deadline_s, self._arrived_s, is_inner=is_inner)
-            for text, (tenant,) in zip(texts, tenants, strict=True)
+            Request(tuple(text), tenant, deadline_s, self._arrived_s, key_id=key_id, is_inner=is_inner)
+            for text, tenant, key_id in zip(translate.texts(inputs, wire.TEXT), tenants, key_ids, strict=True)
         ]

@@ -12,7 +12,7 @@ import http.client
 import json
 import time
 import urllib.request
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from hplm.runtime.local_http import LOCAL_HTTP
 
@@ -22,8 +22,10 @@ EMPTY_ENDS_S = 4.0
 LOADED = ("LOADING", "READY", "UNLOADING")
 
 
-def unload(http_url: str, groups: Iterable[Collection[str]], until_s: float) -> bool:
-    """Unload groups of models, one group after the other, each when no request of it runs any more.
+def unload(
+    http_url: str, groups: Iterable[Collection[str]], until_s: float, headers: Mapping[str, str] | None = None
+) -> bool:
+    """Unload groups of models, one group after the other, each when no request of it runs any more. `headers` allow it.
 
     Return False if a model may still be loaded at `until_s` (monotonic clock), or if the server does not allow unloading.
     """
@@ -32,7 +34,8 @@ def unload(http_url: str, groups: Iterable[Collection[str]], until_s: float) -> 
 
     def post(path: str) -> bytes:
         timeout_s = max(0.1, until_s - time.monotonic())
-        with LOCAL_HTTP.open(urllib.request.Request(f"{url}/{path}", data=b"{}"), timeout=timeout_s) as answer:
+        request = urllib.request.Request(f"{url}/{path}", b"{}", dict(headers or {}))
+        with LOCAL_HTTP.open(request, timeout=timeout_s) as answer:
             return bytes(answer.read())
 
     def read_states() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 from urllib.error import HTTPError
 
@@ -38,6 +38,10 @@ class RunningServer(Protocol):
     @property
     def has_ended(self) -> bool: ...
 
+    @property
+    def launcher_headers(self) -> Mapping[str, str]:
+        """The headers with which the launcher may use Triton's restricted APIs."""
+
     def ends(self, within_s: float = 0.5) -> bool:
         """Return whether the process has ended or ends within `within_s` seconds."""
 
@@ -56,7 +60,8 @@ def ask_triton(server: RunningServer, model: str, step: ModelStep, is_over: Call
 
     def post() -> None:
         try:
-            LOCAL_HTTP.open(urllib.request.Request(url, data=b"{}"), timeout=LOAD_TIMEOUT_S).close()
+            request = urllib.request.Request(url, b"{}", dict(server.launcher_headers))
+            LOCAL_HTTP.open(request, timeout=LOAD_TIMEOUT_S).close()
         except OSError as error:
             errors.append(error)
             if isinstance(error, HTTPError):

@@ -39,7 +39,8 @@ def tables_of_2_0001() -> dict[str, Table]:
         Column("generation", BigInteger, nullable=False),
         Index("tenants_by_generation", "generation"),
     )
-    same = [table for table in schema.metadata.sorted_tables if table.name not in ("bases", "tenants", "tenant_bases")]
+    new = ("bases", "tenants", "tenant_bases", "keys", "limits", "leases", "audit")
+    same = [table for table in schema.metadata.sorted_tables if table.name not in new]
     tables = {table.name: table for table in (bases, tenants, *(table.to_metadata(old) for table in same))}
     tables["tenant_versions"]._columns.remove(tables["tenant_versions"].c.cascade)
     return tables

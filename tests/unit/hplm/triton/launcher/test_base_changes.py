@@ -63,6 +63,10 @@ class SmallTriton:
         (self.ready.add if step == "load" else self.ready.discard)(model)
         return 200
 
+    @property
+    def launcher_headers(self) -> dict[str, str]:
+        return {}
+
     def ends(self, within_s: float = 0.5) -> bool:
         return False
 

@@ -55,6 +55,10 @@ class SmallTriton:
         self.ports = Ports(self._http.server_port, 0, 0)
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
+    @property
+    def launcher_headers(self) -> dict[str, str]:
+        return {}
+
     def ends(self, within_s: float = 0.5) -> bool:
         return False
 

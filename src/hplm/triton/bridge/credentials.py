@@ -1,0 +1,81 @@
+"""What a Triton request has to show to a stage's gate: the header `authorization`, the tensors KEY and PROOF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hplm.access.gate import Credentials, Gate
+from hplm.access.key_ring import REFUSED
+from hplm.access.keys import HEADER, from_header
+from hplm.core import wire
+from hplm.errors import ConfigError, ForbiddenError
+from hplm.triton.bridge import translate
+from hplm.triton.bridge.translate import Inputs
+
+
+def check_model(args: Mapping[str, str]) -> None:
+    """Raise ConfigError if a model cannot serve with keys: its config has no PROOF or KEY, or keeps answers in a cache."""
+    config = json.loads(args["model_config"])
+    if {wire.KEY, wire.PROOF}.isdisjoint(tensor["name"] for tensor in config["input"]):
+        raise ConfigError(
+            f"{args['model_name']} has no input for keys, because an earlier version of hplm exported it: "
+            "run `hplm build export --keep-settings`"
+        )
+    if config.get("response_cache", {}).get("enable"):
+        raise ConfigError(
+            f"{args['model_name']} has response_cache, which would answer clients without a key: take it out of config.pbtxt"
+        )
+
+
+def admit(gate: Gate, request: Any, inputs: Inputs, tenants: Sequence[bytes]) -> list[str]:
+    """Return the id of each text's key, see `Gate.admit`. Raises ForbiddenError."""
+    if not gate.needs_keys:
+        return gate.admit(tenants, Credentials())
+    keys, proofs = translate.optional(inputs, wire.KEY), translate.optional(inputs, wire.PROOF)
+    shown = Credentials(
+        header_of(request),
+        None if keys is None else [bytes(key) for (key,) in keys.tolist()],
+        None if proofs is None else [row.tobytes() for row in proofs],
+    )
+    return gate.admit(tenants, shown)
+
+
+def admit_inner(gate: Gate, inputs: Inputs, tenants: Sequence[bytes], versions: Sequence[int]) -> None:
+    """Raise ForbiddenError unless each text has a proof for its tenant's version, see `Gate.admit_inner`."""
+    if gate.needs_keys:
+        proofs = translate.optional(inputs, wire.PROOF)
+        gate.admit_inner(tenants, versions, None if proofs is None else [row.tobytes() for row in proofs])
+
+
+def is_inner(gate: Gate, request: Any, inputs: Inputs) -> bool:
+    """Return whether another model of this server asks, for a request that `admit` has admitted.
+
+    With keys, raise ForbiddenError if a client claims it: only our models have proofs.
+    """
+    claimed = translate.is_inner(request)
+    if claimed and gate.needs_keys and wire.PROOF not in inputs:
+        raise ForbiddenError(REFUSED)
+    return claimed
+
+
+def single_key(request: Any) -> bytes:
+    """Return the text of the key of a request that is not batched: its KEY, else the key in its header; empty without both."""
+    inputs = translate.inputs(request)
+    if wire.KEY in inputs:
+        return translate.single(request, wire.KEY)
+    return from_header(header_of(request))
+
+
+def header_of(request: Any) -> bytes:
+    """Return the header `authorization` that Triton has forwarded, empty without one.
+
+    Over HTTP Triton keeps the capitals of the header's name. It puts headers behind the request's own parameters, so the
+    last value is the header's.
+    """
+    value = ""
+    for name, given in json.loads(request.parameters() or "{}").items():
+        if name.lower() == HEADER and isinstance(given, str):
+            value = given
+    return value.encode()

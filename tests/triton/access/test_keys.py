@@ -1,0 +1,313 @@
+"""A server that needs keys: what each of its models answers to a client that calls it directly, over both protocols."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hplm.access.gate import PROOF_BYTES
+from hplm.core import wire
+from hplm.core.roles import models_of
+from hplm.errors import ForbiddenError, HplmError
+from hplm.runtime.local_http import LOCAL_HTTP
+from tests.triton.access.making import (
+    CALLING,
+    CASCADED,
+    INNER_MODELS,
+    OWN,
+    PROTOCOLS,
+    TEXT_MODELS,
+    Inputs,
+    Place,
+    answered,
+    as_bytes,
+    ask,
+    bearer,
+    inputs_of,
+    serving,
+    texts,
+    with_key,
+)
+from tests.waiting import until
+
+pytestmark = pytest.mark.triton
+REFUSED = "the key is missing, or is not valid for this tenant"
+# Each model that takes texts, with a tenant that it answers.
+FIRST_MODELS = [
+    *((model, OWN[base]) for base, models in TEXT_MODELS.items() for model in models),
+    *((model, tenant) for model in CALLING for tenant in OWN.values()),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with serving(tmp_path_factory.mktemp("keys"), keys=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def keys(place: Place) -> dict[str, str]:
+    """A key of each tenant, which every process of the server knows."""
+    made = {tenant: place.add_key(tenant) for tenant in (*OWN.values(), CASCADED)}
+    # Every process polls the registry five times a second.
+    time.sleep(1.0)
+    return made
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def as_proofs(*proofs: bytes) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(proofs), np.uint8).reshape(len(proofs), PROOF_BYTES)
+
+
+def refusal(result: Inputs | HplmError) -> str:
+    """The message of a request that is forbidden."""
+    assert isinstance(result, ForbiddenError), repr(result)
+    return str(result)
+
+
+@pytest.fixture(scope="module")
+def wrong_keys(place: Place, keys: dict[str, str]) -> dict[str, dict[str, str]]:
+    """For each tenant a key of each kind that is not valid."""
+    made = {tenant: make_wrong_keys(place, tenant, keys) for tenant in OWN.values()}
+    time.sleep(1.0)
+    return made
+
+
+def make_wrong_keys(place: Place, tenant: str, good: dict[str, str]) -> dict[str, str]:
+    revoked = place.add_key(tenant)
+    place.revoke(revoked)
+    prefix, key_id, secret = good[tenant].split("_", 2)
+    last = "A" if secret[0] != "A" else "B"
+    unknown_id = "a" * len(key_id)
+    return {
+        "unknown id": f"{prefix}_{unknown_id}_{secret}",
+        "wrong secret": f"{prefix}_{key_id}_{last}{secret[1:]}",
+        "revoked": revoked,
+        "expired": place.add_key(tenant, expires_s=time.time() - 1),
+        "another tenant's": next(key for name, key in good.items() if name != tenant),
+        "an operator's": place.add_key(None, "admin"),
+        "malformed": "let-me-in",
+    }
+
+
+def test_the_tests_call_each_model_that_is_loaded(place: Place) -> None:
+    called = {
+        *(model for model, _ in FIRST_MODELS),
+        *INNER_MODELS.values(),
+        wire.MANAGER,
+        wire.MANAGER_WATCH,
+    }
+    assert called == set(models_of(place.models))
+
+
+@pytest.mark.parametrize(("model", "tenant"), FIRST_MODELS)
+def test_a_first_model_answers_a_key_in_the_header_or_in_a_tensor_and_refuses_a_request_without(
+    place: Place, keys: dict[str, str], protocol: str, model: str, tenant: str
+) -> None:
+    inputs, key = inputs_of(model, tenant), keys[tenant]
+    assert refusal(ask(place, protocol, model, inputs)) == REFUSED
+    for given in (ask(place, protocol, model, inputs, bearer(key)), ask(place, protocol, model, with_key(inputs, key))):
+        assert answered(given)
+
+
+@pytest.mark.parametrize(("model", "tenant"), FIRST_MODELS)
+def test_a_first_model_refuses_every_wrong_key_with_the_same_words(
+    place: Place,
+    keys: dict[str, str],
+    wrong_keys: dict[str, dict[str, str]],
+    protocol: str,
+    model: str,
+    tenant: str,
+) -> None:
+    inputs = inputs_of(model, tenant)
+    for key in wrong_keys[tenant].values():
+        assert refusal(ask(place, protocol, model, with_key(inputs, key))) == REFUSED
+        assert refusal(ask(place, protocol, model, inputs, {"authorization": f"Bearer {key}"})) == REFUSED
+    # Nobody learns which tenants there are.
+    unknown = inputs_of(model, "nobody")
+    assert refusal(ask(place, protocol, model, unknown, bearer(keys[tenant]))) == REFUSED
+
+
+@pytest.mark.parametrize("model", INNER_MODELS.values())
+def test_an_inner_model_refuses_a_client_with_and_without_a_key(
+    place: Place, keys: dict[str, str], protocol: str, model: str
+) -> None:
+    base = model.removesuffix("_upper")
+    inputs = inputs_of(model, OWN[base])
+    forged = {**inputs, wire.PROOF: as_proofs(b"A" * PROOF_BYTES)}
+    for given, headers in ((inputs, {}), (inputs, bearer(keys[OWN[base]])), (forged, bearer(keys[OWN[base]]))):
+        assert "only calls of the server's own first stage" in refusal(ask(place, protocol, model, given, headers))
+
+
+def test_a_header_is_found_whatever_the_capitals_of_its_name(place: Place, keys: dict[str, str]) -> None:
+    tenant = OWN["small"]
+    body = {
+        "inputs": [
+            {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]}
+            for name, value in ((wire.TEXT, "the cat"), (wire.TENANT, tenant))
+        ]
+    }
+    url = f"{place.server.ports.http_url}/v2/models/small/infer"
+    for name, scheme in (("Authorization", "Bearer"), ("AUTHORIZATION", "bearer"), ("authorization", "BEARER")):
+        request = urllib.request.Request(url, json.dumps(body).encode())
+        request.headers[name] = f"{scheme} {keys[tenant]}"
+        with LOCAL_HTTP.open(request, timeout=20) as answer:
+            assert answer.status == 200
+
+
+def test_a_parameter_of_the_request_takes_the_place_of_no_header(place: Place, keys: dict[str, str]) -> None:
+    tenant = OWN["small"]
+    body = {
+        "parameters": {"authorization": f"Bearer {keys[tenant]}"},
+        "inputs": [
+            {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]}
+            for name, value in ((wire.TEXT, "the cat"), (wire.TENANT, tenant))
+        ],
+    }
+    request = urllib.request.Request(
+        f"{place.server.ports.http_url}/v2/models/small/infer",
+        json.dumps(body).encode(),
+        {"authorization": "Bearer wrong"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        LOCAL_HTTP.open(request, timeout=20)
+    with refused.value as answer:
+        assert answer.code == 400
+
+
+@pytest.mark.parametrize("model", CALLING)
+def test_in_a_request_of_several_texts_each_tenant_needs_its_key(
+    place: Place, keys: dict[str, str], protocol: str, model: str
+) -> None:
+    tenants = [*OWN.values(), CASCADED]
+    inputs, own = texts(tenants), [keys[tenant] for tenant in tenants]
+    outputs = answered(ask(place, protocol, model, with_key(inputs, *own)))
+    assert outputs[wire.LABEL].shape[0] == len(tenants)
+    for index in range(len(tenants)):
+        wrong = [*own]
+        wrong[index] = own[index - 1]
+        said = refusal(ask(place, protocol, model, with_key(inputs, *wrong)))
+        assert said == f"text {index + 1} of {len(tenants)}: {REFUSED}"
+    # The key of the header is that of the first tenant alone.
+    assert refusal(ask(place, protocol, model, inputs, bearer(own[0]))) == f"text 2 of {len(tenants)}: {REFUSED}"
+
+
+def test_all_texts_of_one_tenant_are_answered_with_one_header(
+    place: Place, keys: dict[str, str], protocol: str
+) -> None:
+    tenant = OWN["small"]
+    for model in ("small", "hplm"):
+        outputs = answered(ask(place, protocol, model, texts([tenant] * 3), bearer(keys[tenant])))
+        assert outputs[wire.LABEL].shape[0] == 3
+
+
+def test_every_level_of_a_cascade_answers_a_request_whose_key_the_cascade_has_checked(
+    place: Place, keys: dict[str, str], protocol: str
+) -> None:
+    outputs = answered(ask(place, protocol, "cascade", texts([CASCADED]), bearer(keys[CASCADED])))
+    assert outputs[wire.ROUTE].tolist() == [[2]]
+    assert outputs[wire.LATE].tolist() == [[False]]
+
+
+def looked_up(place: Place, base: str, key: str) -> Inputs:
+    """The inputs of a base's encode stage: what the look-up stage answers to a tenant's client, with the tenant."""
+    outputs = answered(ask(place, "grpc", f"{base}_plot", texts([OWN[base]]), bearer(key)))
+    del outputs[wire.TRUNCATED]
+    return {**outputs, wire.TENANT: as_bytes([OWN[base]])}
+
+
+@pytest.mark.parametrize("base", INNER_MODELS)
+def test_a_proof_of_the_look_up_stage_is_for_its_tenant_and_version_alone(
+    place: Place, keys: dict[str, str], protocol: str, base: str
+) -> None:
+    model, inputs = INNER_MODELS[base], looked_up(place, base, keys[OWN[base]])
+    assert wire.LABEL in answered(ask(place, protocol, model, inputs))
+    other_version = inputs[wire.REQUEST_META].copy()
+    other_version[0, 1] += 1
+    changed = (
+        {**inputs, wire.TENANT: as_bytes(["nobody"])},
+        {**inputs, wire.REQUEST_META: other_version},
+        {name: value for name, value in inputs.items() if name != wire.REQUEST_META},
+        {name: value for name, value in inputs.items() if name != wire.PROOF},
+        {**inputs, wire.PROOF: inputs[wire.PROOF][:, ::-1].copy()},
+    )
+    for wrong in changed:
+        refusal(ask(place, protocol, model, wrong))
+    # It is no key, and no proof for a first stage.
+    assert refusal(ask(place, protocol, base, {**texts([OWN[base]]), wire.PROOF: inputs[wire.PROOF]}))
+
+
+@pytest.mark.parametrize("base", TEXT_MODELS)
+def test_a_revoked_key_is_refused_by_every_model_within_a_second(place: Place, base: str) -> None:
+    tenant = OWN[base]
+    key = place.add_key(tenant)
+    until(lambda: not isinstance(ask(place, "grpc", base, texts([tenant]), bearer(key)), HplmError))
+    time.sleep(1.0)
+    proven = looked_up(place, base, key) if base in INNER_MODELS else None
+    place.revoke(key)
+    time.sleep(1.0)
+    for protocol in PROTOCOLS:
+        for model in (*TEXT_MODELS[base], *CALLING):
+            # Several processes of a look-up stage take turns.
+            for _ in range(4):
+                assert refusal(ask(place, protocol, model, inputs_of(model, tenant), bearer(key))) == REFUSED
+        if proven is not None:
+            assert refusal(ask(place, protocol, INNER_MODELS[base], proven)) == REFUSED
+
+
+def test_a_key_expires_while_the_server_runs(place: Place, protocol: str) -> None:
+    tenant = OWN["small"]
+    expires_s = time.time() + 3
+    key = place.add_key(tenant, expires_s=expires_s)
+
+    def is_answered() -> bool:
+        return not isinstance(ask(place, protocol, "small", texts([tenant]), bearer(key)), HplmError)
+
+    until(is_answered, 2.9)
+    time.sleep(max(0.0, expires_s - time.time()))
+    assert refusal(ask(place, protocol, "small", texts([tenant]), bearer(key))) == REFUSED
+
+
+def test_a_refused_text_is_counted_as_forbidden_and_looked_up_by_no_stage(place: Place) -> None:
+    url = f"http://127.0.0.1:{place.server.ports.metrics}/metrics"
+
+    def events(stage: str, event: str) -> float:
+        with LOCAL_HTTP.open(url, timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        wanted = [
+            line for line in lines if line.startswith(f"hplm_{stage}_events_total{{") and f'event="{event}"' in line
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
+
+    # Metrics leave the stages every second, after all that came before.
+    time.sleep(2.0)
+    before = {event: events("plot", event) for event in ("forbidden", "ok", "unknown_tenant")}
+    for _ in range(5):
+        refusal(ask(place, "grpc", "small", texts(["nobody"])))
+    until(lambda: events("plot", "forbidden") == before["forbidden"] + 5)
+    assert events("plot", "ok") == before["ok"]
+    assert events("plot", "unknown_tenant") == before["unknown_tenant"]
+
+
+def test_no_key_and_no_secret_is_in_the_log_or_the_process_list(place: Place, keys: dict[str, str]) -> None:
+    log = (place.models.parent / "triton.log").read_text()
+    listed = b"".join(
+        path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()
+    ).decode(errors="replace")
+    launcher_secret = next(iter(place.server.launcher_headers.values()))
+    for secret in (*(key.rsplit("_", 1)[1] for key in keys.values()), launcher_secret):
+        assert secret not in log
+        assert secret not in listed
