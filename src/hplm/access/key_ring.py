@@ -5,12 +5,13 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from hplm.access.keys import Key, new_key, parse
-from hplm.access.roles import Right, Scope, allows, scopes_of
+from hplm.access.roles import Scope, scopes_of
 from hplm.errors import ForbiddenError, RegistryUnavailableError
 from hplm.registry.access.keys import AccessKey
 from hplm.registry.catalog import POLL_EVERY_S
@@ -38,6 +39,7 @@ class KeyRing:
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
         self._unix_clock = unix_clock
+        self._refreshing = threading.Lock()
         self._generation = 0
         self._read_s = 0.0
         self._keys: dict[str, AccessKey] = {}
@@ -88,13 +90,13 @@ class KeyRing:
             return found.id
         raise ForbiddenError(REFUSED)
 
-    def check_action(self, key: bytes, right: Right, tenant: str | None) -> AccessKey:
-        """Return the key that allows a manage request about `tenant`, None for a request about no single tenant.
+    def holder(self, key: bytes) -> AccessKey:
+        """Return a key that is valid for something: its role and tenant say for what, see `hplm.access.roles.allows`.
 
-        Raises ForbiddenError as `check`.
+        Raises ForbiddenError, after the same work as `check`.
         """
         found, is_valid = self._find(key)
-        if is_valid & allows(found.role, found.tenant, right, tenant):
+        if is_valid:
             self._last_uses[found.id] = self._unix_clock()
             return found
         raise ForbiddenError(REFUSED_ACTION)
@@ -116,24 +118,25 @@ class KeyRing:
 
     def refresh(self) -> None:
         """Apply what has changed since the last time. Raises RegistryError."""
-        began_s = self._unix_clock()
-        if self._registry.generation() == self._generation:
+        with self._refreshing:
+            began_s = self._unix_clock()
+            if self._registry.generation() == self._generation:
+                self._read_s = began_s
+                return
+            changes = self._registry.keys_since(self._generation)
+            if changes.full and self._keys and not changes.keys:
+                # The registry was lost and is being made anew. Refusing all requests would end the service.
+                raise RegistryUnavailableError(
+                    f"the registry has no key, though {len(self._keys):,} were known; restore it from a backup, or create keys"
+                )
+            keys = {} if changes.full else dict(self._keys)
+            for key in changes.keys:
+                if key.revoked_s is None:
+                    keys[key.id] = key
+                else:
+                    keys.pop(key.id, None)
+            self._keys, self._generation = keys, changes.generation
             self._read_s = began_s
-            return
-        changes = self._registry.keys_since(self._generation)
-        if changes.full and self._keys and not changes.keys:
-            # The registry was lost and is being made anew. Refusing all requests would end the service.
-            raise RegistryUnavailableError(
-                f"the registry has no key, though {len(self._keys):,} were known; restore it from a backup, or create keys"
-            )
-        keys = {} if changes.full else dict(self._keys)
-        for key in changes.keys:
-            if key.revoked_s is None:
-                keys[key.id] = key
-            else:
-                keys.pop(key.id, None)
-        self._keys, self._generation = keys, changes.generation
-        self._read_s = began_s
 
     def _find(self, raw: bytes) -> tuple[AccessKey, bool]:
         """Return the key with the id in `raw`, and whether its secret is right and it has not expired."""

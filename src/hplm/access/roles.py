@@ -35,5 +35,5 @@ def allows(role: str, tenant: str | None, right: Right, subject: str | None) -> 
     `tenant` is the key's tenant, None for an operator's key. `subject` is None for a request about no single tenant.
     """
     if tenant is not None:
-        return right.by_tenant and role == "manage" and tenant == subject
+        return right.by_tenant and role == "manage" and subject in (None, tenant)
     return role in OPERATOR_ROLES and OPERATOR_ROLES.index(role) >= OPERATOR_ROLES.index(right.role)

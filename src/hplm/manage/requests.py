@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hplm.access.roles import OperatorRole, Scope
 from hplm.core.columns import Columns
 from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
@@ -35,9 +36,12 @@ MOST_LEVELS = 4  # of a cascade; the number of combinations that are tried doubl
 MOST_DEV_FILES = 16  # most files of labelled examples to compare a domain on
 MOST_LISTED = 1000  # most entries of one listing
 MOST_INTEGER = 1 << 62  # largest size or offset of a file
+MOST_EXPIRY_S = 100 * 365 * 86_400.0  # longest life of a key that expires
 MOST_VERSION = (1 << 31) - 1  # the largest number that PostgreSQL's column holds
 _PART_OF_A_NAME = re.compile(r"[a-z0-9_.-]{0,64}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_KEY_ID = re.compile(r"[a-z2-7]{16}")
+_SUBJECT = re.compile(r"[A-Za-z0-9:/_.-]{1,200}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -234,6 +238,62 @@ class OfUpload(ManageRequest):
 class ListUploads(ManageRequest):
     after: str = ""
     limit: int = 100
+
+
+@dataclass(frozen=True)
+class CreateKey(ManageRequest):
+    """A request for a new key: a tenant's key with a `scope`, `infer` by default, or an operator's key with a role.
+
+    The key expires after `expires_in_s` seconds, by default never.
+    """
+
+    tenant: str | None = None
+    scope: Scope | None = None
+    operator: OperatorRole | None = None
+    expires_in_s: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tenant is None) == (self.operator is None):
+            raise ConfigError("give a `tenant` for a tenant's key, or the role `operator` for an operator's key")
+        if self.operator is not None and self.scope is not None:
+            raise ConfigError("`scope` is for a tenant's key; an operator's key has the role `operator`")
+        between("expires_in_s", self.expires_in_s, 1.0, MOST_EXPIRY_S)
+
+
+@dataclass(frozen=True)
+class ListKeys(ManageRequest):
+    tenant: str | None = None
+    after: str = ""
+    limit: int = 100
+
+
+@dataclass(frozen=True)
+class OfKey(ManageRequest):
+    """A request about the key with the public id `key`."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        if not _KEY_ID.fullmatch(self.key):
+            raise ConfigError("key must be the public id of a key: the part between `hplm_` and the second `_`")
+
+
+@dataclass(frozen=True)
+class ListAudit(ManageRequest):
+    """A request for entries of the audit log, newest first: those of a `key` or `subject`, and older than entry `before`."""
+
+    key: str | None = None
+    subject: str | None = None
+    before: int | None = None
+    limit: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between("before", self.before, 1, MOST_INTEGER)
+        for value in (self.key, self.subject):
+            if value is not None and not _SUBJECT.fullmatch(value):
+                raise ConfigError("key and subject are written as the audit log shows them")
 
 
 def parse_request(raw: bytes, actions: Mapping[str, type[ManageRequest]]) -> tuple[str, ManageRequest]:

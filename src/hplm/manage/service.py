@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
+from hplm.access.key_ring import KeyRing
 from hplm.core.settings import REDUCTION_FACTOR, ManagedBase, ManagerSettings
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 from hplm.errors import (
@@ -24,11 +25,14 @@ from hplm.errors import (
     check_ending,
     from_stored,
 )
-from hplm.manage import cascades, requests, students, views
+from hplm.manage import cascades, keys, requests, students, views
+from hplm.manage.access import ANYONE, Caller, ManageAccess, check_job
+from hplm.manage.audit_log import AuditLog
 from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
+from hplm.manage.rights import WATCH
 from hplm.manage.uploads import Uploads
 from hplm.metering.recent_counts import DAY, HOUR, read_recent
 from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
@@ -59,11 +63,13 @@ class ManageService:
         dry_run_wait_s: float = DRY_RUN_WAIT_S,
         is_told_to_stop: Callable[[], bool] = lambda: False,
         survey_bases: Callable[[Registry], list[dict[str, Any]]] = lambda registry: [],
+        ring: KeyRing | None = None,
     ) -> None:
         """`read_settings` returns the settings as they are now, because bases are added and deleted while the manager runs.
 
         If `is_told_to_stop` returns True, waits for dry runs end: Triton would wait for their answers before it stops.
-        `survey_bases` describes the bases that the server's repository serves.
+        `survey_bases` describes the bases that the server's repository serves. With a `ring` each request needs a key; the
+        service starts and closes the ring.
         """
         self._store, self._read_settings, self._clock, self._dry_run_wait_s = (
             store,
@@ -75,11 +81,32 @@ class ManageService:
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
+        self._access = ManageAccess(ring, AuditLog(lambda: self._registry, clock))
+        self._access.start()
 
-    def handle(self, raw: bytes) -> Answer:
-        """Answer one request, given as JSON, with a JSON object. Raises HplmError to refuse it."""
-        action, request = parse_request(raw, self.REQUESTS)
-        return {"ok": True, **self.ACTIONS[action][1](self, request)}
+    def admit(self, key: bytes) -> Caller:
+        """Return the caller of a request with the key, before the request is read. Raises ForbiddenError."""
+        return self._access.admit(key)
+
+    def handle(self, raw: bytes, caller: Caller = ANYONE) -> Answer:
+        """Answer one request of an admitted caller, given as JSON, with a JSON object. Raises HplmError to refuse it."""
+        with self._access.noting(caller) as note:
+            action, request = parse_request(raw, self.REQUESTS)
+            self._access.check(caller, note, action, request)
+            if isinstance(request, requests.OfJob):
+                check_job(caller, lambda: self._registry.job(request.job).subject)
+            return {"ok": True, **self.ACTIONS[action][1](self, request)}
+
+    def watched(self, raw: bytes, caller: Caller) -> str:
+        """Return the id of the job that a request to watch names. Raises HplmError to refuse it.
+
+        Whether a tenant's key may see the job is known when the job is read: `check_job`.
+        """
+        with self._access.noting(caller) as note:
+            action, request = parse_request(raw, {WATCH: requests.OfJob})
+            self._access.check(caller, note, action, request)
+            assert isinstance(request, requests.OfJob)
+            return request.job
 
     def job_state(self, job_id: str) -> Answer:
         """Return a job's state as `job.show` answers it: plain values. Raises UnknownJobError or RegistryError."""
@@ -87,6 +114,7 @@ class ManageService:
 
     def close(self) -> None:
         """Close the registry, unless a request hangs while opening it."""
+        self._access.close()
         if self._opening.acquire(timeout=CLOSE_S):
             try:
                 if self._opened is not None:
@@ -499,6 +527,24 @@ class ManageService:
         self._uploads.drop([request.upload])
         return {"upload": request.upload}
 
+    def _create_key(self, request: requests.CreateKey) -> Answer:
+        return self._after_key_change(keys.create(request, self._registry, self._clock()))
+
+    def _list_keys(self, request: requests.ListKeys) -> Answer:
+        return keys.listing(request, self._registry)
+
+    def _revoke_key(self, request: requests.OfKey) -> Answer:
+        return self._after_key_change(keys.revoke(request, self._registry, self._clock()))
+
+    def _after_key_change(self, answer: Answer) -> Answer:
+        # The change is made, so an error is ignored: the next poll hears of it.
+        with suppress(RegistryError):
+            self._access.refresh()
+        return answer
+
+    def _list_audit(self, request: requests.ListAudit) -> Answer:
+        return keys.audit(request, self._registry)
+
     # For each action, the class of its requests and the method that answers them.
     ACTIONS: ClassVar[dict[str, tuple[type[requests.ManageRequest], Callable[[ManageService, Any], Answer]]]] = {
         "tenant.create": (requests.FineTune, partial(_fine_tune, kind="tenant.create")),
@@ -524,5 +570,9 @@ class ManageService:
         "upload.finish": (requests.OfUpload, _finish_upload),
         "upload.list": (requests.ListUploads, _list_uploads),
         "upload.drop": (requests.OfUpload, _drop_upload),
+        "key.create": (requests.CreateKey, _create_key),
+        "key.list": (requests.ListKeys, _list_keys),
+        "key.revoke": (requests.OfKey, _revoke_key),
+        "audit.list": (requests.ListAudit, _list_audit),
     }
     REQUESTS: ClassVar = {action: kind for action, (kind, _) in ACTIONS.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from hplm.errors import CorruptRegistryError, MissingRegistryError, RegistryUnavailableError
 from hplm.registry import schema
+from hplm.registry.access.audit import Audit
 from hplm.registry.access.keys import Keys
 from hplm.registry.adoption import Adoption
 from hplm.registry.cascades import Cascades
@@ -24,7 +25,7 @@ from hplm.registry.uploads import Uploads
 from hplm.store.layout import Store
 
 
-class Registry(Domains, Tenants, Cascades, Serving, Retention, Adoption, Jobs, Uploads, Keys):
+class Registry(Domains, Tenants, Cascades, Serving, Retention, Adoption, Jobs, Uploads, Keys, Audit):
     """One process's access to a store's registry, safe to use from several threads. Open it by `open` or `open_read_only`."""
 
     @classmethod

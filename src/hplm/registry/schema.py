@@ -210,7 +210,8 @@ leases = Table(
 )
 
 # Manage requests and commands that change the registry: who asked, what, and the outcome (`ok`, or the code of an error).
-# `key` and `role` are null if no key was needed or the key was not valid. There is no foreign key: entries outlive keys.
+# `key` and `role` are null if no key was needed or the key was not valid. `times` equal requests are one entry. There is no
+# foreign key, because entries outlive keys.
 audit = Table(
     "audit",
     metadata,
@@ -221,6 +222,7 @@ audit = Table(
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),
     Column("outcome", Text, nullable=False),
+    Column("times", Integer, nullable=False),
     Index("audit_by_time", "at_s"),
     sqlite_autoincrement=True,
 )

@@ -12,13 +12,30 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from hplm.errors import BadManageRequestError, CancelledError, HplmError, InternalError, QueueFullError, StoppingError
+from hplm.manage.access import Caller
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.counts import Counts
 from hplm.serving.request import Request
 
-Handle = Callable[[bytes], dict[str, Any]]
-# A manage request: bytes in, bytes out.
-ManageRequest = Request[bytes, bytes]
+
+class ManageCall(NamedTuple):
+    """A manage request as it came: JSON, and the text of a key, empty without one."""
+
+    raw: bytes
+    key: bytes = b""
+
+
+class AdmittedCall(NamedTuple):
+    """A manage request whose key was checked."""
+
+    raw: bytes
+    caller: Caller
+
+
+Handle = Callable[[bytes, Caller], dict[str, Any]]
+Admit = Callable[[bytes], Caller]
+ManageRequest = Request[ManageCall, bytes]
+AdmittedRequest = Request[AdmittedCall, bytes]
 # Seconds that `stop` waits for requests under way. A request that hangs, as on a dead file system, must not keep the server.
 STOP_S = 2.0
 STOPPING = StoppingError("the server is shutting down")
@@ -40,17 +57,20 @@ LANES = (Lane(64 << 10, threads=4, capacity=256), Lane(12 << 20, threads=2, capa
 class _OpenLane(NamedTuple):
     most_bytes: int
     room: threading.Semaphore
-    waiting: SimpleQueue[ManageRequest | None]
+    waiting: SimpleQueue[AdmittedRequest | None]
     threads: list[threading.Thread]
 
 
 class ManageStage:
-    """Answers every request exactly once: with what `handle` returns, or with its error."""
+    """Answers every request exactly once: with what `handle` returns, or with its error.
 
-    def __init__(self, handle: Handle, lanes: Sequence[Lane] = LANES) -> None:
-        self._handle = handle
+    `admit` checks the key of a request before anything else looks at the request.
+    """
+
+    def __init__(self, handle: Handle, admit: Admit, lanes: Sequence[Lane] = LANES) -> None:
+        self._handle, self._admit = handle, admit
         # The thread that takes a request out of this set answers it.
-        self._unanswered: set[ManageRequest] = set()
+        self._unanswered: set[AdmittedRequest] = set()
         self._stopping = False
         self._submitting = threading.Lock()
         self._counts = Counts()
@@ -74,9 +94,14 @@ class ManageStage:
         """The number of requests under way or waiting."""
         return len(self._unanswered)
 
-    def submit(self, request: ManageRequest) -> None:
-        """Start a request. It is refused at once if it is too large, or if too many of its size are under way."""
-        size_bytes = len(request.item)
+    def submit(self, call: ManageRequest) -> None:
+        """Start a request. It is refused at once without a valid key, if it is too large, or if too many are under way."""
+        try:
+            request = call.with_item(AdmittedCall(call.item.raw, self._admit(call.item.key)))
+        except HplmError as error:
+            self._answer(call, error)
+            return
+        size_bytes = len(request.item.raw)
         lane = next((lane for lane in self._lanes if size_bytes <= lane.most_bytes), None)
         if lane is None:
             most = self._lanes[-1].most_bytes
@@ -122,7 +147,7 @@ class ManageStage:
             self._answer_once(request, answer)
             del request, answer  # a thread that only waits must keep no request in memory
 
-    def _answer_once(self, request: ManageRequest, answer: bytes | HplmError) -> None:
+    def _answer_once(self, request: AdmittedRequest, answer: bytes | HplmError) -> None:
         try:
             self._unanswered.remove(request)
         except KeyError:
@@ -130,7 +155,7 @@ class ManageStage:
             return
         self._answer(request, answer)
 
-    def _answer(self, request: ManageRequest, answer: bytes | HplmError) -> None:
+    def _answer(self, request: Request[Any, bytes], answer: bytes | HplmError) -> None:
         self._counts.add_answer(answer)
         try:
             request.reply(answer)
@@ -139,11 +164,11 @@ class ManageStage:
             self._counts.add("failed_answers")
 
 
-def answered(handle: Handle, raw: bytes) -> bytes | HplmError:
+def answered(handle: Handle, call: AdmittedCall) -> bytes | HplmError:
     """Return what `handle` returns as JSON, or its error. Only the log says more of an unexpected error."""
     try:
         # JSON in ASCII: a file's key may hold half a surrogate pair, which is no UTF-8.
-        return json.dumps(handle(raw)).encode()
+        return json.dumps(handle(*call)).encode()
     except HplmError as error:
         return error
     except BaseException as error:

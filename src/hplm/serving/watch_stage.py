@@ -6,13 +6,20 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hplm.core import wire
-from hplm.errors import BadManageRequestError, HplmError, InternalError, QueueFullError, StoppingError
-from hplm.manage.requests import OfJob, parse_request
+from hplm.errors import (
+    BadManageRequestError,
+    ForbiddenError,
+    HplmError,
+    InternalError,
+    QueueFullError,
+    StoppingError,
+    UnknownJobError,
+)
+from hplm.manage.access import ANYONE, Caller, check_job
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.serving.counts import Counts
 from hplm.serving.manage_stage import ManageRequest
@@ -31,11 +38,22 @@ EVENT_KEYS = ("state", "step", "progress", "eta_s", "error", "result")
 
 @dataclass
 class Watcher:
-    """One watch: its request, the event that was sent last, and when the watch is closed."""
+    """One watch: its request, whose it is, the event that was sent last, and when the watch is closed."""
 
     request: ManageRequest
+    caller: Caller = ANYONE
     last_event: bytes | HplmError = b""
     until_s: float = 0.0
+
+
+class WatchedJobs(Protocol):
+    """What a stage of watches needs of `hplm.manage.service.ManageService`, whose methods these are."""
+
+    def admit(self, key: bytes) -> Caller: ...
+
+    def watched(self, raw: bytes, caller: Caller) -> str: ...
+
+    def job_state(self, job_id: str) -> dict[str, Any]: ...
 
 
 class WatchStage:
@@ -44,9 +62,8 @@ class WatchStage:
     The thread begins at `start`.
     """
 
-    def __init__(self, job_state: Callable[[str], dict[str, Any]], *, most_watchers: int = MOST_WATCHERS) -> None:
-        """`job_state` returns a job's state by the job's id, see `ManageService.job_state`."""
-        self._job_state = job_state
+    def __init__(self, jobs: WatchedJobs, *, most_watchers: int = MOST_WATCHERS) -> None:
+        self._jobs = jobs
         self._most_watchers = most_watchers
         self._watchers: dict[str, list[Watcher]] = {}
         self._changed = threading.Condition()
@@ -71,17 +88,17 @@ class WatchStage:
     def submit(self, request: ManageRequest) -> None:
         """Watch the job that `{"action": "job.watch", "job": ...}` names, or refuse at once."""
         try:
-            if len(request.item) > MOST_BYTES:
+            caller = self._jobs.admit(request.item.key)
+            if len(request.item.raw) > MOST_BYTES:
                 # The request is parsed in this thread, and all other watches wait for that.
                 raise BadManageRequestError(f"a watch names a job, in {MOST_BYTES:,} bytes at most")
-            _, watch = parse_request(request.item, {"job.watch": OfJob})
-            assert isinstance(watch, OfJob)
+            job = self._jobs.watched(request.item.raw, caller)
             with self._changed:
                 if self._stopping:
                     raise StoppingError("the server is shutting down")
                 if sum(map(len, self._watchers.values())) >= self._most_watchers:
                     raise QueueFullError(f"{self._most_watchers} clients watch already; ask for job.show instead")
-                self._watchers.setdefault(watch.job, []).append(Watcher(request))
+                self._watchers.setdefault(job, []).append(Watcher(request, caller))
                 self._changed.notify()
         except HplmError as error:
             self._end(Watcher(request), error)
@@ -97,11 +114,15 @@ class WatchStage:
         for job, watchers in watched.items():
             if self._stopping:
                 return
-            event, is_last = self._state(job)
+            event, is_last, subject = self._state(job)
             if self._stopping:
                 # The read may have taken so long that `stop` has answered the watchers.
                 return
-            remaining = [watcher for watcher in watchers if self._tell(watcher, event, is_last, now_s)]
+            remaining = []
+            for watcher in watchers:
+                own_event = self._visible(watcher, event, subject)
+                if self._tell(watcher, own_event, is_last or own_event is not event, now_s):
+                    remaining.append(watcher)
             with self._changed:
                 if job not in self._watchers:
                     # `stop` did not wait any longer for this read.
@@ -134,17 +155,27 @@ class WatchStage:
                     return
             self.look(time.monotonic())
 
-    def _state(self, job: str) -> tuple[bytes | HplmError, bool]:
-        """Return a job's event, or the error instead of it, and whether it is the last event."""
+    def _state(self, job: str) -> tuple[bytes | HplmError, bool, str]:
+        """Return a job's event, or the error instead of it, whether it is the last event, and the subject of the job."""
         try:
-            shown = self._job_state(job)
+            shown = self._jobs.job_state(job)
             event = json.dumps({key: shown[key] for key in EVENT_KEYS})
-            return event.encode(), shown["state"] not in wire.JOB_UNFINISHED
+            return event.encode(), shown["state"] not in wire.JOB_UNFINISHED, str(shown["subject"])
         except HplmError as error:
-            return error, True
+            return error, True, ""
         except Exception as error:
             log_rate_limited(f"job {job} could not be looked up", error)
-            return InternalError("the server failed to look this job up; its log says why"), True
+            return InternalError("the server failed to look this job up; its log says why"), True, ""
+
+    def _visible(self, watcher: Watcher, event: bytes | HplmError, subject: str) -> bytes | HplmError:
+        """Return the event, or ForbiddenError if the watcher's key may not see a job of this subject."""
+        if isinstance(event, HplmError) and not isinstance(event, UnknownJobError):
+            return event
+        try:
+            check_job(watcher.caller, lambda: subject)
+        except ForbiddenError as error:
+            return error
+        return event
 
     def _tell(self, watcher: Watcher, event: bytes | HplmError, is_last: bool, now_s: float) -> bool:
         """Send a watcher an event if it is new. Returns whether the watch continues."""

@@ -77,7 +77,7 @@ class Keys(RegistryPart):
         with self._database.reading() as connection:
             return _key(connection, key_id)
 
-    def keys(self, *, tenant: str | None = None, after: str = "", limit: int = 100) -> list[AccessKey]:
+    def access_keys(self, *, tenant: str | None = None, after: str = "", limit: int = 100) -> list[AccessKey]:
         """List at most `limit` keys by their ids after `after`: all keys, or those of one tenant."""
         query = select(keys).where(keys.c.id > after).order_by(keys.c.id).limit(limit)
         if tenant is not None:

@@ -29,7 +29,7 @@ from hplm.registry import schema
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import expire_uploads
 from hplm.serving import request as requests
-from hplm.serving.manage_stage import answered
+from hplm.serving.manage_stage import ManageCall, answered
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
 
@@ -65,7 +65,7 @@ class InProcess:
 
     def events(self, request: bytes) -> Iterator[bytes]:
         answers: SimpleQueue[tuple[bytes | HplmError, bool]] = SimpleQueue()
-        self.watching.submit(requests.Request(request, client=WatchClient(answers)))
+        self.watching.submit(requests.Request(ManageCall(request), client=WatchClient(answers)))
         is_last = False
         while not is_last:
             answer, is_last = answers.get(timeout=60)
@@ -103,7 +103,7 @@ def registry(store: Store) -> Iterator[Registry]:
 def transport(request: pytest.FixtureRequest, store: Store) -> Iterator[InProcess]:
     settings = ManagerSettings("", "tiny", "general", upload_chunk_bytes=100)
     with closing(ManageService(store, lambda: settings)) as service:
-        watching = WatchStage(service.job_state)
+        watching = WatchStage(service)
         watching.start()
         yield InProcess(service.handle, watching, request.param)
         watching.stop()

@@ -12,8 +12,9 @@ import pytest
 
 from hplm import errors
 from hplm.errors import HplmError
+from hplm.manage.access import Caller
 from hplm.serving import manage_stage
-from hplm.serving.manage_stage import Lane, ManageStage
+from hplm.serving.manage_stage import Lane, ManageCall, ManageStage
 from hplm.serving.request import Request
 from tests.submitting import CallbackClient, never
 
@@ -46,7 +47,14 @@ class Service:
         self.gate = threading.Event()
         self.is_at_gate = threading.Event()
 
-    def handle(self, raw: bytes) -> dict[str, Any]:
+    def admit(self, key: bytes) -> Caller:
+        if key == b"wrong":
+            raise errors.ForbiddenError("no")
+        return Caller(key.decode())
+
+    def handle(self, raw: bytes, caller: Caller) -> dict[str, Any]:
+        if raw == b"who":
+            return {"caller": caller.key_id}
         if len(raw) > 100:
             self.is_at_gate.set()
             assert self.gate.wait(60)
@@ -70,7 +78,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def stage(service: Service) -> Iterator[ManageStage]:
-    made = ManageStage(service.handle, LANES)
+    made = ManageStage(service.handle, service.admit, LANES)
     yield made
     service.gate.set()
     made.stop()
@@ -78,7 +86,7 @@ def stage(service: Service) -> Iterator[ManageStage]:
 
 def ask(stage: ManageStage, raw: bytes, is_cancelled: Callable[[], bool] = never) -> Answers:
     answers = Answers()
-    stage.submit(Request(raw, client=CallbackClient(answers, is_cancelled)))
+    stage.submit(Request(ManageCall(raw), client=CallbackClient(answers, is_cancelled)))
     return answers
 
 
@@ -172,8 +180,8 @@ def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:
 
 
 def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
-    stage, answers = ManageStage(service.handle, LANES), Answers()
-    stage.submit(Request(b"half", client=CallbackClient(answers)))
+    stage, answers = ManageStage(service.handle, service.admit, LANES), Answers()
+    stage.submit(Request(ManageCall(b"half"), client=CallbackClient(answers)))
     (answer,) = answers.wait(1)
     assert isinstance(answer, bytes)
     assert json.loads(answer) == {"ok": True, "half": "\ud800"}
@@ -184,6 +192,20 @@ def test_an_answer_that_cannot_be_sent_is_counted(stage: ManageStage) -> None:
     def deaf(answer: bytes | HplmError) -> None:
         raise RuntimeError("no room")
 
-    stage.submit(Request(b"abc", client=CallbackClient(deaf)))
+    stage.submit(Request(ManageCall(b"abc"), client=CallbackClient(deaf)))
     ask(stage, b"abc").wait(1)
     assert stage.counts["failed_answers"] == 1
+
+
+def test_a_request_without_a_valid_key_is_refused_before_its_size_is_looked_at(stage: ManageStage) -> None:
+    answers = Answers()
+    stage.submit(Request(ManageCall(b" " * (LANES[-1].most_bytes + 1), b"wrong"), client=CallbackClient(answers)))
+    (answer,) = answers.got
+    assert isinstance(answer, errors.ForbiddenError)
+    assert stage.counts == {"forbidden": 1}
+
+
+def test_the_caller_of_a_request_is_the_holder_of_its_key(stage: ManageStage) -> None:
+    answers = Answers()
+    stage.submit(Request(ManageCall(b"who", b"abc"), client=CallbackClient(answers)))
+    assert answers.wait(1) == [b'{"caller": "abc"}']

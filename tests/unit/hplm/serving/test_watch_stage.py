@@ -10,7 +10,11 @@ import pytest
 
 from hplm import errors
 from hplm.errors import BadManageRequestError, HplmError
+from hplm.manage.access import ANYONE, Caller
+from hplm.manage.requests import OfJob, parse_request
+from hplm.manage.rights import WATCH
 from hplm.serving import watch_stage
+from hplm.serving.manage_stage import ManageCall
 from hplm.serving.request import Client, Request
 from hplm.serving.watch_stage import WATCH_S, WatchStage
 
@@ -26,6 +30,16 @@ class Jobs:
         self.error: HplmError | None = None
         self.asked = 0
 
+    def admit(self, key: bytes) -> Caller:
+        if key == b"wrong":
+            raise errors.ForbiddenError("no")
+        return Caller(key.decode(), "manage", key.decode()) if key else ANYONE
+
+    def watched(self, raw: bytes, caller: Caller) -> str:
+        _, request = parse_request(raw, {WATCH: OfJob})
+        assert isinstance(request, OfJob)
+        return request.job
+
     def job_state(self, job: str) -> dict[str, Any]:
         assert job == "j1"
         self.asked += 1
@@ -34,15 +48,28 @@ class Jobs:
         return self.job
 
 
+class SlowJobs(Jobs):
+    """Jobs whose states are read only when a test lets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looking, self.go_on = threading.Event(), threading.Event()
+
+    def job_state(self, job: str) -> dict[str, Any]:
+        self.looking.set()
+        assert self.go_on.wait(60)
+        return super().job_state(job)
+
+
 class Watching(Client[bytes]):
     """A client that keeps its events and errors."""
 
-    def __init__(self, stage: WatchStage, raw: bytes = REQUEST) -> None:
+    def __init__(self, stage: WatchStage, raw: bytes = REQUEST, key: bytes = b"") -> None:
         self.events: list[dict[str, Any]] = []
         self.errors: list[HplmError] = []
         self.lasts: list[bool] = []
         self.ended = threading.Event()
-        stage.submit(Request(raw, client=self))
+        stage.submit(Request(ManageCall(raw, key), client=self))
 
     def reply(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
         self.lasts.append(is_last)
@@ -61,7 +88,7 @@ def jobs() -> Jobs:
 
 @pytest.fixture
 def stage(jobs: Jobs) -> WatchStage:
-    return WatchStage(jobs.job_state, most_watchers=100)
+    return WatchStage(jobs, most_watchers=100)
 
 
 def test_a_watcher_is_told_the_state_then_each_change_then_the_end(jobs: Jobs, stage: WatchStage) -> None:
@@ -175,25 +202,18 @@ def test_a_started_stage_looks_by_itself_and_stopping_tells_who_watches(jobs: Jo
 
 
 def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
-    jobs = Jobs()
-    looking, go_on = threading.Event(), threading.Event()
-
-    def job_state(job: str) -> dict[str, Any]:
-        looking.set()
-        assert go_on.wait(60)
-        return jobs.job_state(job)
-
+    jobs = SlowJobs()
     jobs.job["state"] = "done"
-    stage = WatchStage(job_state)
+    stage = WatchStage(jobs)
     stage.start()
     client = Watching(stage)
-    assert looking.wait(60)
+    assert jobs.looking.wait(60)
     stopping = threading.Thread(target=stage.stop)
     stopping.start()
     # `stop` sets this before it waits for the thread that reads the jobs.
     while not stage._stopping:
         pass
-    go_on.set()
+    jobs.go_on.set()
     stopping.join(60)
     assert not stopping.is_alive()
     assert client.ended.wait(60)
@@ -201,18 +221,11 @@ def test_a_stage_that_is_stopped_while_the_last_watch_ends_does_stop() -> None:
 
 def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_stage, "STOP_S", 0.1)
-    jobs = Jobs()
-    looking, go_on = threading.Event(), threading.Event()
-
-    def job_state(job: str) -> dict[str, Any]:
-        looking.set()
-        assert go_on.wait(30)
-        return jobs.job_state(job)
-
-    stage = WatchStage(job_state)
+    jobs = SlowJobs()
+    stage = WatchStage(jobs)
     stage.start()
     client = Watching(stage)
-    assert looking.wait(60)
+    assert jobs.looking.wait(60)
     stopping = threading.Thread(target=stage.stop, daemon=True)
     stopping.start()
     stopping.join(60)
@@ -220,9 +233,29 @@ def test_a_look_that_hangs_does_not_keep_a_stage_from_stopping(monkeypatch: pyte
     # A late read must send nothing.
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    go_on.set()
+    jobs.go_on.set()
     stage._thread.join(60)
     assert has_stopped
     assert not raised
     assert [type(error) for error in client.errors] == [errors.StoppingError]
     assert client.lasts == [True]
+
+
+def test_a_watch_without_a_valid_key_is_refused(stage: WatchStage) -> None:
+    assert isinstance(Watching(stage, key=b"wrong").errors[0], errors.ForbiddenError)
+
+
+def test_a_tenants_key_watches_jobs_of_its_own_tenant_alone(jobs: Jobs, stage: WatchStage) -> None:
+    own, other = Watching(stage, key=b"acme"), Watching(stage, key=b"news")
+    stage.look(0.0)
+    assert [event["state"] for event in own.events] == ["queued"]
+    assert other.events == []
+    assert isinstance(other.errors[0], errors.ForbiddenError)
+
+
+def test_a_tenants_key_is_told_the_same_of_a_job_that_does_not_exist(jobs: Jobs, stage: WatchStage) -> None:
+    jobs.error = errors.UnknownJobError("there is no job 'j1'")
+    tenant, operator = Watching(stage, key=b"acme"), Watching(stage)
+    stage.look(0.0)
+    assert isinstance(tenant.errors[0], errors.ForbiddenError)
+    assert isinstance(operator.errors[0], errors.UnknownJobError)

@@ -53,6 +53,7 @@ def upgrade() -> None:
         sa.Column("action", sa.Text, nullable=False),
         sa.Column("subject", sa.Text, nullable=False),
         sa.Column("outcome", sa.Text, nullable=False),
+        sa.Column("times", sa.Integer, nullable=False),
         sqlite_autoincrement=True,
     )
     op.create_index("audit_by_time", "audit", ["at_s"])

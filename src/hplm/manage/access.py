@@ -1,0 +1,116 @@
+"""Checks the key of each manage request, and notes each request in the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hplm.access.key_ring import REFUSED_ACTION, KeyRing
+from hplm.access.roles import allows
+from hplm.errors import ForbiddenError, HplmError, InternalError, UnknownJobError
+from hplm.manage import requests
+from hplm.manage.audit_log import AuditLog
+from hplm.manage.rights import RIGHTS, is_change, subject_of, uses_paths
+from hplm.registry.access import audit
+from hplm.registry.records import PLAN
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a manage request: the public id, role and tenant of its key. All are None if the server needs no keys."""
+
+    key_id: str | None = None
+    role: str | None = None
+    tenant: str | None = None
+
+
+ANYONE = Caller()
+# A command on the store itself: whoever can write the store needs no key.
+LOCAL = Caller(role="local")
+
+
+@dataclass
+class Note:
+    """The action and subject of a request under way, as far as they are known."""
+
+    action: str = "?"
+    subject: str = ""
+
+
+class ManageAccess:
+    """Decides which manage requests are answered. Safe to use from several threads."""
+
+    def __init__(self, ring: KeyRing | None, log: AuditLog) -> None:
+        """Without a `ring` the server needs no keys, and each request is allowed."""
+        self._ring, self._log = ring, log
+
+    def start(self) -> None:
+        """Start to follow the registry's keys."""
+        if self._ring is not None:
+            self._ring.start()
+
+    def close(self) -> None:
+        """Write what is left of the audit log, and stop following the keys."""
+        self._log.close()
+        if self._ring is not None:
+            self._ring.close()
+
+    def refresh(self) -> None:
+        """Hear of keys that this process has just created or revoked, without waiting for the next poll."""
+        if self._ring is not None:
+            self._ring.refresh()
+
+    def admit(self, key: bytes) -> Caller:
+        """Return the caller that a key belongs to, before the request is read.
+
+        Raises ForbiddenError if a key is needed and this one is not valid.
+        """
+        if self._ring is None:
+            return ANYONE
+        try:
+            found = self._ring.holder(key)
+        except ForbiddenError as error:
+            self._log.note(None, None, audit.REFUSED_ACTION, "", error.code, at_once=False)
+            raise
+        return Caller(found.id, found.role, found.tenant)
+
+    @contextmanager
+    def noting(self, caller: Caller) -> Iterator[Note]:
+        """Note the request that the block answers, with its outcome."""
+        note = Note()
+        outcome = InternalError.code
+        try:
+            yield note
+            outcome = "ok"
+        except HplmError as error:
+            outcome = error.code
+            raise
+        finally:
+            at_once = outcome == "ok" and is_change(note.action)
+            self._log.note(caller.key_id, caller.role, note.action, note.subject, outcome, at_once=at_once)
+
+    def check(self, caller: Caller, note: Note, action: str, request: requests.ManageRequest) -> None:
+        """Write the request into its note. Raises ForbiddenError if the caller's key does not allow the request."""
+        note.action, note.subject = action, subject_of(request)
+        if caller.role is None or caller == LOCAL:
+            return
+        # A tenant does not choose files of the server, which may be those of other tenants.
+        is_foreign = caller.tenant is not None and uses_paths(request)
+        if is_foreign or not allows(caller.role, caller.tenant, RIGHTS[action], getattr(request, "tenant", None)):
+            raise ForbiddenError(REFUSED_ACTION)
+
+
+def check_job(caller: Caller, subject: Callable[[], str]) -> None:
+    """Raise ForbiddenError if a tenant's key asks for a job of another subject, or for a job that does not exist.
+
+    `subject` returns the subject of the job or raises UnknownJobError. It is not called for an operator's key.
+    """
+    if caller.tenant is None:
+        return
+    try:
+        is_own = subject().removeprefix(PLAN) == f"tenant:{caller.tenant}"
+    except UnknownJobError:
+        is_own = False
+    if not is_own:
+        raise ForbiddenError(REFUSED_ACTION)

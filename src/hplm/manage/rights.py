@@ -1,0 +1,63 @@
+"""What each manage request needs: the role of an operator's key, and whether a tenant's own manage key does too."""
+
+from __future__ import annotations
+
+from hplm.access.roles import Right
+from hplm.manage import requests
+
+READ, MANAGE, ADMIN = Right("read"), Right("manage"), Right("admin")
+# A tenant's manage key may send these requests about its own tenant, its own jobs, and uploads whose ids it knows.
+TENANT_READS, TENANT_MANAGES = Right("read", by_tenant=True), Right("manage", by_tenant=True)
+WATCH = "job.watch"
+RIGHTS: dict[str, Right] = {
+    "tenant.create": MANAGE,
+    "tenant.update": TENANT_MANAGES,
+    "tenant.students": TENANT_MANAGES,
+    "tenant.target": MANAGE,
+    "tenant.delete": MANAGE,
+    "tenant.rollback": TENANT_MANAGES,
+    "tenant.least_students": MANAGE,
+    "tenant.show": TENANT_READS,
+    "tenant.list": READ,
+    "domain.create": MANAGE,
+    "domain.update": MANAGE,
+    "domain.delete": MANAGE,
+    "domain.show": READ,
+    "domain.list": READ,
+    "base.list": READ,
+    "job.show": TENANT_READS,
+    "job.list": READ,
+    "job.cancel": TENANT_MANAGES,
+    WATCH: TENANT_READS,
+    "upload.start": TENANT_MANAGES,
+    "upload.chunk": TENANT_MANAGES,
+    "upload.finish": TENANT_MANAGES,
+    "upload.list": READ,
+    "upload.drop": TENANT_MANAGES,
+    "key.create": ADMIN,
+    "key.list": ADMIN,
+    "key.revoke": ADMIN,
+    "audit.list": ADMIN,
+}
+
+
+def is_change(action: str) -> bool:
+    """Return whether an action changes what is served, queued or allowed. Pieces of uploads change nothing by themselves."""
+    return (
+        action in RIGHTS and RIGHTS[action].role != "read" and action not in ("upload.chunk", "key.list", "audit.list")
+    )
+
+
+def subject_of(request: requests.ManageRequest) -> str:
+    """Return what a request is about, as the audit log names it; empty for a listing."""
+    for kind in ("tenant", "domain", "job", "upload", "key"):
+        if (name := getattr(request, kind, None)) is not None:
+            return f"{kind}:{name}"
+    return ""
+
+
+def uses_paths(request: requests.ManageRequest) -> bool:
+    """Return whether a request names files by their paths on the server."""
+    return isinstance(request, requests.FineTune) and any(
+        source is not None and source.path is not None for source in vars(request.data).values()
+    )
