@@ -74,6 +74,13 @@ class TritonPythonModel(StageModel):
             )
         ]
 
+    def take(self, texts):
+        # The look-up stage has taken the request, and has ended its own part.
+        if texts[0].is_inner:
+            return None
+        tenants = [text.tenant.decode("utf-8", "replace") for text in texts]
+        return self.stage.quotas.begin([tenant for tenant in tenants if self.stage.has_tenant(tenant)])
+
     def writer(self, request):
         write, respond = label_writer(request), translate.responder(request)
         return lambda answers: respond(write(answers))

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hplm.access.keys import HEADER, KEY_VARIABLE
+from hplm.access.quota_keeper import QuotaKeeper
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.core import roles, wire
@@ -138,8 +139,9 @@ def serve(
     shown, more, damaged = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
-    server = jobs = None
+    server = jobs = quotas = None
     try:
+        quotas = start_quotas(models, console)
         log = log or models.parent / ("triton-check.log" if check else "triton.log")
         server = TritonServer(
             models,
@@ -148,7 +150,7 @@ def serve(
             flags=[*access.flags, *context.args],
             log=log,
             tied=True,
-            environment=access.environment,
+            environment={**access.environment, **({} if quotas is None else quotas.environment)},
         )
         server.wait_ready(start_timeout)
         watch = HangWatch(server, log if is_plain(log) else None)
@@ -189,6 +191,20 @@ def serve(
         finally:
             if server is not None:
                 server.stop()
+            if quotas is not None:
+                quotas.stop()
+
+
+def start_quotas(models: Path, console: Console) -> QuotaKeeper | None:
+    """Start to lease quotas from the registry. Return None, and say so, if the registry cannot be written."""
+    served = roles.served_base(models)
+    try:
+        keeper = QuotaKeeper(Store(served.store_root, served.settings.encode.registry))
+    except (RegistryError, OSError) as error:
+        console.print(f"limits of tenants are not shared with other servers: {error}", style="yellow", markup=False)
+        return None
+    keeper.start()
+    return keeper
 
 
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:

@@ -413,6 +413,44 @@ def rollback(
     print_outcome(served, f"tenant {name} is at version {answer['version']}{over}", as_json)
 
 
+@app.command()
+def limit(
+    name: Annotated[str | None, typer.Argument(help="Name of the tenant.")] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="The limits of all tenants that have none of their own.")
+    ] = False,
+    requests_per_second: Annotated[float | None, typer.Option(help="Most requests a second.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(help="Most tokens a second.")] = None,
+    concurrent: Annotated[int | None, typer.Option(help="Most requests at the same time.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all limits.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Set all limits of a tenant within a second; limits that are not given are removed. Without options show the limits.
+
+    A request over a limit gets the error QUOTA, which says after how many seconds to try again.
+
+    Examples:
+
+      hplm tenant limit acme --requests-per-second 50 --tokens-per-second 5000
+
+      hplm tenant limit --default --concurrent 16
+    """
+    with printing_errors(as_json):
+        if (name is None) != default:
+            raise BadInputError("give the name of a tenant, or --default")
+    with open_client(url, as_json=as_json) as client:
+        limits = client.limit_tenant(
+            name,
+            requests_per_s=requests_per_second,
+            tokens_per_s=tokens_per_second,
+            concurrent=concurrent,
+            clear=clear,
+        )
+    own = ", ".join(f"{key} {value:,g}" for key, value in limits["in_force"].items() if value is not None)
+    print_outcome(limits, f"{'the default of tenants' if default else f'tenant {name}'}: {own or 'no limits'}", as_json)
+
+
 def _submit(
     action: str,
     request: dict[str, Any],

@@ -542,6 +542,9 @@ class ManageService:
             self._access.refresh()
         return answer
 
+    def _limit_tenant(self, request: requests.LimitTenant) -> Answer:
+        return keys.limit(request, self._registry)
+
     def _list_audit(self, request: requests.ListAudit) -> Answer:
         return keys.audit(request, self._registry)
 
@@ -554,6 +557,7 @@ class ManageService:
         "tenant.delete": (requests.OfTenant, _delete_tenant),
         "tenant.rollback": (requests.RollBackTenant, _roll_back),
         "tenant.least_students": (requests.LeastStudents, _set_least_students),
+        "tenant.limit": (requests.LimitTenant, _limit_tenant),
         "tenant.show": (requests.OfTenant, _show_tenant),
         "tenant.list": (requests.ListTenants, _list_tenants),
         "domain.create": (requests.Pretrain, partial(_pretrain, kind="domain.create")),

@@ -108,6 +108,12 @@ class SharedRecords:
         """Return the offset in `memory` of a record's body."""
         return self._at(index) + NAME_BYTES
 
+    def used(self) -> Iterator[int]:
+        """Yield the indices of all records that have a name. Goes through the whole table."""
+        for index in range(self.capacity):
+            if self.memory[self._at(index)]:
+                yield index
+
     def name_of(self, index: int) -> str:
         """Return the name of a record."""
         return self._name(index).decode()
@@ -149,10 +155,9 @@ class SharedRecords:
             finally:
                 self._lock(byte, fcntl.F_UNLCK)
 
-    def keep_locked(self, byte: int) -> bool:
-        """Take the lock of a byte until this process ends. Return False if another open file holds it."""
-        with self._mutex:
-            return self._lock(byte, fcntl.F_WRLCK)
+    def try_keep(self, byte: int) -> bool:
+        """Take the lock of a byte until this file is closed. Return False if another open file holds it."""
+        return self._lock(byte, fcntl.F_WRLCK)
 
     def is_locked(self, byte: int) -> bool:
         """Return whether another open file, which is of a living process, holds the lock of a byte."""

@@ -144,6 +144,9 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
             for indices, answers in self.lookup.look_up([item.text for item in missing]):
                 for index, answer in zip(indices, answers, strict=True):
                     missing[index].looked_up = answer
+                    if isinstance(answer, LookupAnswer):
+                        text = missing[index].text
+                        self.quotas.correct(text.tenant.name, text.charged, len(answer.tokens))
                     if self._meter is not None and isinstance(answer, LookupAnswer):
                         tenant = missing[index].text.tenant.name.encode()
                         self._meter.note_part(tenant, "look_up", time.monotonic() - begun_s)

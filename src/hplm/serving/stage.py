@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 
 from hplm.access.gate import open_gate
+from hplm.access.quotas import open_quotas
 from hplm.adapters.bank import TenantBank
 from hplm.core.settings import EncodeSettings, LookupSettings
 from hplm.errors import (
@@ -106,6 +107,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, name)
         self._load_permits = LoadPermits(settings.queue_capacity)
         self.gate = open_gate(self._store)
+        self.quotas = open_quotas(self._store, SERVER)
 
     def _open_queue(
         self,
@@ -188,6 +190,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         freeze_garbage_collection()
         self._catalog.start()
         self.gate.start()
+        self.quotas.start()
         self._batch_loop.start()
 
     def stop(self) -> None:
@@ -195,6 +198,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._batch_loop.stop()
         self.close()
         self.gate.close()
+        self.quotas.close()
         self._catalog.close()
         self._tracer.close()
 
@@ -208,6 +212,10 @@ class Stage(ABC, Generic[Input, Item, Answer]):
     def waiting(self) -> int:
         """The number of requests that wait for a batch or for a load."""
         return self._batch_loop.waiting
+
+    def has_tenant(self, name: str) -> bool:
+        """Return whether there is a tenant of this name, as far as the registry could be read."""
+        return name in self._catalog
 
     @property
     def tenants(self) -> int:

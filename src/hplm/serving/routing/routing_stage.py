@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from hplm.access.gate import open_gate
+from hplm.access.quotas import open_quotas
 from hplm.core.names import check_name
 from hplm.core.settings import RouteSettings, load_settings
 from hplm.errors import ConfigError, HplmError, RegistryUnavailableError
@@ -65,6 +66,7 @@ class RoutingStage(Generic[Settings]):
         self._store = store
         self._catalog = Catalog(store, None, on_forgotten=self.on_forgotten)
         self.gate = open_gate(store)
+        self.quotas = open_quotas(store, SERVER)
         # Answers by outcome, and what the routes count.
         self._counts = Counts()
         self._is_closed = False
@@ -97,6 +99,7 @@ class RoutingStage(Generic[Settings]):
         freeze_garbage_collection()
         self._catalog.start()
         self.gate.start()
+        self.quotas.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -108,6 +111,7 @@ class RoutingStage(Generic[Settings]):
             routes.join(until_s)
         self._thread.join(max(0.0, until_s - time.monotonic()))
         self.gate.close()
+        self.quotas.close()
         self._catalog.close()
 
     @property
@@ -120,6 +124,10 @@ class RoutingStage(Generic[Settings]):
     def waiting(self) -> int:
         """The number of texts that wait for a call."""
         return sum(routes.waiting for routes in self._routes)
+
+    def has_tenant(self, name: str) -> bool:
+        """Return whether there is a tenant of this name, as far as the registry could be read."""
+        return name in self._catalog
 
     @property
     def tenants(self) -> int:

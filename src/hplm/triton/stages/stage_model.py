@@ -6,19 +6,20 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from hplm.access.gate import Gate
+from hplm.access.quotas import Held, Quotas
 from hplm.errors import HplmError
 from hplm.metering.text_meter import TextMeter
 from hplm.scheduling.batch_pacing import ReplyHold
 from hplm.serving.multi_text import submit_texts
-from hplm.serving.request import Request
+from hplm.serving.request import Client, Request
 from hplm.triton.bridge import credentials, metrics, translate
+from hplm.triton.stages.quota_client import QuotaClient
 from hplm.triton.workarounds.kept_requests import TritonWakeup
 
 Counters = Mapping[metrics.MetricFamily, Callable[[], Counter[str]]]
@@ -30,6 +31,7 @@ class AnyStage(Protocol):
 
     name: str
     gate: Gate
+    quotas: Quotas
 
     @property
     def counts(self) -> Counter[str]: ...
@@ -46,6 +48,8 @@ class AnyStage(Protocol):
     def count_refused(self, error: HplmError) -> None: ...
 
     def open_meter(self) -> TextMeter: ...
+
+    def has_tenant(self, name: str) -> bool: ...
 
 
 class StageModel:
@@ -92,6 +96,10 @@ class StageModel:
         """Read a Triton request: one request to the stage for each text."""
         raise NotImplementedError
 
+    def take(self, texts: Sequence[Request[Any, Any]]) -> Held | None:
+        """Take a Triton request's texts out of the quotas of their tenants, None if nothing is limited. Raises QuotaError."""
+        raise NotImplementedError
+
     def writer(self, request: Any) -> Callable[[Sequence[Any]], Any]:
         """Return what writes the answers of a Triton request's texts as its response."""
         raise NotImplementedError
@@ -103,7 +111,7 @@ class StageModel:
         responses = translate.submit_all(
             requests,
             self.read,
-            partial(submit_texts, self.stage.submit, note=self._note),
+            self._submit,
             self.writer,
             self._count_refused,
             hold_s=hold_s,
@@ -117,6 +125,24 @@ class StageModel:
         self.stage.stop()
         self._meter.stop()
         self._metrics.stop()
+
+    def _submit(self, texts: Sequence[Request[Any, Any]], client: Client[Sequence[Any]]) -> None:
+        """Submit the texts of a client's request, if the quotas of their tenants allow it. Raises an HplmError as counted."""
+        try:
+            held = self.take(texts)
+        except HplmError as error:
+            self.stage.count_refused(error)
+            for text in texts:
+                self._meter.note_answer(text.tenant, error, 0.0)
+            raise
+        if held is None:
+            submit_texts(self.stage.submit, texts, client, self._note)
+            return
+        try:
+            submit_texts(self.stage.submit, texts, QuotaClient(client, held), self._note)
+        except HplmError as error:
+            held.end(error)
+            raise
 
     def _note(self, text: Request[Any, Any]) -> Callable[[object], None]:
         """Return what notes the one answer of a text. It keeps nothing else of the text in memory."""

@@ -93,8 +93,8 @@ def test_a_file_of_another_form_is_replaced(tmp_path: Path) -> None:
 def test_a_lock_is_seen_until_its_file_is_closed(tmp_path: Path) -> None:
     with closing(SharedRecords(tmp_path / "records", 8, 3)) as one:
         with closing(SharedRecords(tmp_path / "records", 8, 3)) as other:
-            assert other.keep_locked(HEADER_BYTES - 1)
-            assert not one.keep_locked(HEADER_BYTES - 1)
+            assert other.try_keep(HEADER_BYTES - 1)
+            assert not one.try_keep(HEADER_BYTES - 1)
             assert one.is_locked(HEADER_BYTES - 1)
             assert not other.is_locked(HEADER_BYTES - 1)
         assert not one.is_locked(HEADER_BYTES - 1)
