@@ -34,7 +34,7 @@ class TextCost(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What a request holds of one tenant's quotas."""
+    """The part of one tenant's quotas that a request holds."""
 
     tenant: str
     limits: Limits
@@ -42,7 +42,7 @@ class _Share(NamedTuple):
 
 
 class Held:
-    """What a request holds of quotas until it has its answer."""
+    """The part of quotas that a request holds until the request has its answer."""
 
     def __init__(self, file: QuotaFile, shares: Sequence[_Share], clock: Callable[[], float]) -> None:
         self._file, self._shares, self._clock = file, shares, clock

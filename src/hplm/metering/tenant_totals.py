@@ -115,7 +115,7 @@ class TenantTotals:
 
     def add(self, events: Sequence[TextEvent]) -> None:
         """Count events. Each name that is not empty must be of a tenant that exists, because names are kept."""
-        # A stage that hands its texts on ends only those that it refuses, so texts that left the queue count too.
+        # A look-up stage ends refused texts only, so texts that left its queue count too.
         counted = (event.tenant for event in events if event.tenant and event.kind in ("whole", "queue"))
         self._busiest.add(Counter(counted))
         labelled, totals = self._busiest.labelled, self._totals

@@ -1,4 +1,4 @@
-"""What happened to the texts of a stage, by tenant: for the metrics page, and for the tenants' recent counts."""
+"""A meter of a stage's texts by tenant, for the metrics page and for the tenants' recent counts."""
 
 from __future__ import annotations
 

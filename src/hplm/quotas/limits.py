@@ -17,7 +17,7 @@ class Limits:
     concurrent: int | None = None
 
     def over(self, default: Limits) -> Limits:
-        """Return these limits, with those of `default` where these have none."""
+        """Return these limits. A quota that these limits leave out is the quota of `default`."""
         return Limits(**{key: vars(default)[key] if own is None else own for key, own in vars(self).items()})
 
     @property

@@ -1,4 +1,4 @@
-"""What tenants may use of their quotas on one server: a file in shared memory that all first stages take from.
+"""The file in shared memory from which all first stages of a server take their tenants' quotas.
 
 A record has a bucket of requests and a bucket of tokens. While `hplm serve` leases from the registry, the buckets hold what
 is left of the leases. Else they fill by themselves, as if this server were the only one. Each record also counts the
@@ -84,7 +84,7 @@ class QuotaFile:
         self._change(tenant, limits, use, now_s, ended=0)
 
     def begin(self, tenant: str, limits: Limits, now_s: float) -> None:
-        """Count a request as under way that another process has taken and hands on to this one."""
+        """Count a request as under way here. Another process has taken the request out of the quotas."""
         self._change(tenant, limits, NOTHING, now_s, ended=-1)
 
     def end(self, tenant: str, limits: Limits, now_s: float, refund: Use = NOTHING) -> None:

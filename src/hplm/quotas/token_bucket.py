@@ -16,7 +16,7 @@ class Rate(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """What is left of a quota at a time. `level` is below zero after a use that was larger than the capacity."""
+    """The rest of a quota at a time. `level` is below zero after a use that was larger than the capacity."""
 
     level: float
     at_s: float

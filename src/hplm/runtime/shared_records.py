@@ -186,7 +186,7 @@ class SharedRecords:
         return self._first + index * self._stride
 
     def _open(self) -> int:
-        """Open the file, or make it. A file of another version is replaced; whoever has it open keeps it."""
+        """Open the file, or make it. A file of another version is replaced; processes that have the old file open keep it."""
         header = _HEADER.pack(_MAGIC, self._body_bytes, self.capacity)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:

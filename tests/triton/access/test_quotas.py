@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from hplm_client import AsyncClient, Client
+from hplm_client import AsyncClient
 from hplm_loadtest.scenarios.server_metrics import metric_value
 from typer.testing import CliRunner
 
@@ -25,7 +25,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_cli import make_app
 from tests import tiny
-from tests.triton.cascade.making import Making, make_bases
+from tests.triton.cascade.making import Making, make_bases, table_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -60,8 +60,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     store, making = Store(models.parent / "store"), Making.over(models.parent)
     for seed, (tenant, base) in enumerate(((TENANT, "small"), (OTHER, "middle"))):
-        domain = "general-small" if base == "small" else "words"
-        tiny.make_tenant(store, making.bases[base], tenant, seed, "alpha", domain=domain)
+        over = making.bases[base]
+        tiny.make_tenant(store, over, tenant, seed, "alpha", domain=table_of(over.config))
     keeper = QuotaKeeper(store)
     keeper.start()
     try:
@@ -134,15 +134,11 @@ def test_requests_at_the_same_time_are_limited_and_end(served: Served) -> None:
 
 
 def test_refusals_are_counted_for_the_tenant(served: Served) -> None:
-    with (
-        served.limited(TENANT, Limits(requests_per_s=1.0)),
-        Client(served.server.ports.http_url, model="small") as client,
-    ):
-        with pytest.raises(QuotaError):
-            for _ in range(5):
-                client.predict(TENANT, "the red cat")
-        family = f'hplm_tenant_texts_total{{stage="plot",tenant="{TENANT}",outcome="quota"}}'
-        until(lambda: metric_value(served.server, family) > 0, 20)
+    with served.limited(TENANT, Limits(requests_per_s=1.0)):
+        _, refused, _ = asyncio.run(race(served.server.ports.grpc_url, "small", TENANT, 0.2))
+    assert refused
+    family = f'hplm_tenant_texts_total{{stage="plot",tenant="{TENANT}",outcome="quota"}}'
+    until(lambda: metric_value(served.server, family) >= len(refused), 20)
 
 
 def test_the_command_sets_shows_and_removes_limits(served: Served) -> None:

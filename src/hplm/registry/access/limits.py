@@ -26,7 +26,7 @@ DEFAULT: Final = ""
 _ACCOUNT: Final = ""
 # Seconds for which a server counts as alive after its last sign, and for which its leases are its own.
 ALIVE_S = 3.0
-# Seconds after which an account that nobody used is full in any case, so that its row may go.
+# Seconds after which an unused account is full again at any rate that a limit may have, so that its row may be deleted.
 FULL_AFTER_S = 600.0
 
 
