@@ -47,6 +47,11 @@ class LimitBook:
         self._poller.close()
         self._registry.close()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no tenant is limited."""
+        return self._default.is_none and all(limits.is_none for limits in self._limits.values())
+
     def of(self, tenant: str) -> Limits | None:
         """Return the limits of a tenant, None if nothing is limited."""
         found = self._limits.get(tenant, self._default)

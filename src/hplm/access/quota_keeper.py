@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hplm.access.limit_book import LimitBook
-from hplm.access.quotas import FILE_VARIABLE, file_of, remove_file
+from hplm.access.quotas import FILE_VARIABLE, file_of, remove_dead_files
 from hplm.errors import RegistryError
 from hplm.quotas.limits import NOTHING, Limits, Use
 from hplm.quotas.quota_file import QuotaFile
@@ -38,9 +38,11 @@ class QuotaKeeper:
         self._clock = clock
         self.server = secrets.token_hex(8)
         self.path = file_of(store, self.server)
-        self._file = QuotaFile(self.path)
+        remove_dead_files(self.path.parent)
         self._registry = Registry.open(store)
         self._book = LimitBook(store)
+        self._file = QuotaFile(self.path)
+        self._file.keep()
         self._servers = 1
         self._announced_s = 0.0
         # Of each tenant: all spending that is booked, and when the tenant last asked while its quotas are leased.
@@ -69,10 +71,14 @@ class QuotaKeeper:
         self._book.close()
         self._registry.close()
         self._file.close()
-        remove_file(self.path)
+        with suppress(OSError):
+            self.path.unlink()
 
     def step(self) -> None:
         """Do what is due now. Raises nothing: a registry that cannot be written is logged."""
+        if self._book.is_empty and not self._asked_s:
+            # A registry without limits is not written at all.
+            return
         now_s, asked = self._clock(), self._file.marked()
         spent = {tenant: total.less(self._booked.get(tenant, NOTHING)) for tenant, total in asked.items()}
         self._booked.update(asked)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hplm.access.limit_book import LimitBook
 from hplm.errors import ConfigError, HplmError, QuotaError, RequestError
 from hplm.quotas.limits import NOTHING, Limits, Use
-from hplm.quotas.quota_file import QuotaFile
+from hplm.quotas.quota_file import QuotaFile, is_in_use
 from hplm.runtime.process import SHARED_MEMORY, numbered
 from hplm.store.layout import Store
 
@@ -22,6 +22,8 @@ from hplm.store.layout import Store
 FILE_VARIABLE = "HPLM_QUOTA_FILE"
 # Prefix of the names of these files in shared memory.
 PREFIX = "hplm-quotas-"
+# Seconds after its making during which a file without users is left, because its server may be about to start.
+YOUNG_S = 600.0
 # In English text. Tokens are charged by this estimate, because the number of tokens is known only after tokenising.
 BYTES_PER_TOKEN = 4
 
@@ -143,10 +145,12 @@ def file_of(store: Store, name: str) -> Path:
     return SHARED_MEMORY / f"{PREFIX}{os.geteuid()}-{name}-{key}"
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file whose server has ended."""
-    with suppress(OSError):
-        path.unlink()
+def remove_dead_files(folder: Path) -> None:
+    """Remove this user's files of quotas that no process uses. Servers that were killed have left them."""
+    for path in folder.glob(f"{PREFIX}{os.geteuid()}-*"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > YOUNG_S and not is_in_use(path):
+                path.unlink()
 
 
 def _tokens_by_tenant(texts: Sequence[TextCost]) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from hplm.runtime.shared_records import SharedRecords
 MOST_TENANTS = 65_536
 # Most processes that count requests of one server.
 SEATS = 64
+# The byte whose lock the process holds that leases for the file.
+_KEEPER = 63
 # A seat is a byte of the file from here on, whose lock its process holds while it lives.
 _FIRST_SEAT = 64
 # Bytes at which the file says among how many servers the limits of concurrent requests are shared, and its lock.
@@ -59,6 +62,10 @@ class QuotaFile:
     def close(self) -> None:
         """Close the file. The requests under way of this process count no longer."""
         self._records.close()
+
+    def keep(self) -> None:
+        """Mark the file as in use until it is closed. Stages do so with their first request."""
+        self._records.try_keep(_KEEPER)
 
     def take(self, tenant: str, limits: Limits, tokens: float, now_s: float) -> Refusal | None:
         """Take a request of so many tokens, and count it as under way until `end`. Return None, or why it is refused."""
@@ -233,6 +240,12 @@ class QuotaFile:
         (choice,) = _CHOICE.unpack_from(self._records.memory, at)
         _STATE.pack_into(self._records.memory, at + _CHOICE.size + (1 - choice) * _STATE.size, *state)
         _CHOICE.pack_into(self._records.memory, at, 1 - choice)
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether a living process uses the file. Raises OSError."""
+    with closing(SharedRecords(path, _BODY_BYTES, MOST_TENANTS)) as records:
+        return records.is_locked(_KEEPER, 1 + SEATS)
 
 
 def _spend(state: _State, requests: float, tokens: float) -> _State:

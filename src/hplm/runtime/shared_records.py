@@ -159,9 +159,9 @@ class SharedRecords:
         """Take the lock of a byte until this file is closed. Return False if another open file holds it."""
         return self._lock(byte, fcntl.F_WRLCK)
 
-    def is_locked(self, byte: int) -> bool:
-        """Return whether another open file, which is of a living process, holds the lock of a byte."""
-        asked = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    def is_locked(self, byte: int, count: int = 1) -> bool:
+        """Return whether another open file, which is of a living process, holds the lock of any of `count` bytes."""
+        asked = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, count, 0))
         return bool(_FLOCK.unpack(asked)[0] != fcntl.F_UNLCK)
 
     def _lock(self, byte: int, kind: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from hplm.access.quota_keeper import QuotaKeeper
-from hplm.access.quotas import Quotas, TextCost, estimated_tokens
+from hplm.access.quotas import Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
 from hplm.errors import EmptyTextError, QueueFullError, QuotaError, UnknownTenantError
 from hplm.quotas.limits import Limits, Use
+from hplm.quotas.quota_file import QuotaFile
 from hplm.quotas.token_bucket import LEASE_S
 from hplm.registry.access.limits import ALIVE_S, DEFAULT
 from hplm.registry.registry import Registry
@@ -188,6 +190,25 @@ def test_a_killed_server_no_longer_counts(registry: Registry) -> None:
     assert registry.announce_server("killed") == 1
     assert registry.announce_server("other") == 2
     time.sleep(ALIVE_S + 0.1)
+    assert registry.announce_server("other") == 1
+
+
+def test_files_that_no_process_uses_are_removed(store: Store, registry: Registry, tmp_path: Path) -> None:
+    used, dead = (file_of(store, name).name for name in ("used", "dead"))
+    with closing(QuotaFile(tmp_path / used)) as file:
+        file.keep()
+        QuotaFile(tmp_path / dead).close()
+        for name in (used, dead):
+            os.utime(tmp_path / name, (0, 0))
+        remove_dead_files(tmp_path)
+        assert (tmp_path / used).exists()
+        assert not (tmp_path / dead).exists()
+
+
+def test_a_registry_without_limits_is_not_written(store: Store, registry: Registry) -> None:
+    keeper = QuotaKeeper(store)
+    keeper.start()
+    keeper.stop()
     assert registry.announce_server("other") == 1
 
 
