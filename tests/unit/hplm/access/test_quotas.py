@@ -19,6 +19,7 @@ from hplm.quotas.token_bucket import LEASE_S
 from hplm.registry.access.limits import ALIVE_S, DEFAULT
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
+from tests.postgres import PostgresServer
 
 TEXT = [b"one short text"]
 FILMS, NEWS = TextCost("films", TEXT), TextCost("news", TEXT)
@@ -31,6 +32,16 @@ class ManualClock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store whose registry is on either database."""
+    if request.param == "sqlite":
+        return Store(tmp_path / "store")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    server.clear()
+    return Store(tmp_path / "store", server.url)
 
 
 @pytest.fixture
