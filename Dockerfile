@@ -1,10 +1,11 @@
 # hplm on NVIDIA's Triton container. Release 24.10 is the only one that hplm was tried with; --build-arg TRITON=25.12 takes another.
 #   docker build -t hplm .
-#   docker run --rm --gpus 1 --cap-add SYS_NICE --shm-size 1g --stop-timeout 30 -p 127.0.0.1:8000-8002:8000-8002 -v hplm:/data hplm
+#   docker run --rm --gpus 1 --cap-add SYS_NICE --shm-size 1g --stop-timeout 30 -p 127.0.0.1:8000-8002:8000-8002 -v hplm:/data hplm --keys
 # Without a GPU leave `--gpus` out. Give a container one GPU: with more, Triton starts an encode stage on each, with its own queue
 # and host cache (not tried). If torch sees no GPU, for example because the driver is too old, the CPU computes; triton.log says
 # which. With "device": "cuda" in the stages' settings the stage refuses to start instead.
-# A client that reaches these ports controls all tenants: docs/operating.md, "Who may do what" and "In a container".
+# Requests need keys, see docs/access.md. With `--insecure` in place of `--keys` a client that reaches these ports controls all
+# tenants: docs/operating.md, "Who may do what" and "In a container".
 # Run load tests from another machine: pip install 'PATH/TO/hplm[loadtest]' there, then
 #   hplm loadtest steady --url grpc://SERVER:8001 --tenants names.txt --text texts.txt
 # This file is not built by the project's tests, because they run without Docker. Each line follows from facts seen on the server.

@@ -5,17 +5,19 @@ from functools import partial
 
 import numpy as np
 
+from hplm.access.access_mode import access_mode
+from hplm.access.key_ring import KeyRing
 from hplm.core import wire
 from hplm.jobs.job_counts import JobCounts
 from hplm.manage.base_survey import survey_bases
 from hplm.manage.current_settings import CurrentSettings
 from hplm.manage.service import ManageService
 from hplm.runtime.process import is_told_to_stop
-from hplm.serving.manage_stage import ManageStage
+from hplm.serving.manage_stage import ManageCall, ManageStage
 from hplm.serving.request import Request
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
-from hplm.triton.bridge import metrics, translate
+from hplm.triton.bridge import credentials, metrics, translate
 from hplm.triton.workarounds.dead_stubs import stubs_over
 
 
@@ -25,18 +27,26 @@ class TritonPythonModel:
         read_settings = CurrentSettings(folder / "settings.json")
         settings, models = read_settings(), folder.parents[1]
         store = Store((folder / settings.store).resolve(), settings.registry)
+        mode = access_mode()
+        if mode.needs_keys:
+            credentials.check_model(args)
         self._service = ManageService(
             store,
             read_settings,
             is_told_to_stop=partial(is_told_to_stop, os.getppid()),
             survey_bases=lambda registry: survey_bases(models, store, registry, stubs_over(models)),
+            ring=KeyRing(store, folder=mode.folder) if mode.needs_keys else None,
         )
         self._jobs, gauges = None, {}
         if translate.is_decoupled(args):
-            stage, name, events = WatchStage(self._service.job_state), "watch", "Watches of jobs by outcome, events"
+            stage, name, events = WatchStage(self._service), "watch", "Watches of jobs by outcome, events"
             stage.start()
         else:
-            stage, name, events = ManageStage(self._service.handle), "manager", "Manage requests by outcome"
+            stage, name, events = (
+                ManageStage(self._service.handle, self._service.admit),
+                "manager",
+                "Manage requests by outcome",
+            )
             self._jobs = JobCounts(store)
             gauges[metrics.MetricFamily("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
         self._stage = stage
@@ -57,10 +67,10 @@ class TritonPythonModel:
         self._metrics.stop()
 
     def _read(self, request):
-        return translate.single(request, wire.REQUEST)
+        return ManageCall(translate.single(request, wire.REQUEST), credentials.single_key(request))
 
-    def _submit(self, raw, client):
-        self._stage.submit(Request(raw, client=client))
+    def _submit(self, call, client):
+        self._stage.submit(Request(call, client=client))
 
     def _writer(self, request):
         respond = translate.responder(request)

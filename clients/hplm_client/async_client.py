@@ -20,6 +20,7 @@ from hplm_client.infer_tensors import (
 )
 from hplm_client.model_choice import FOR_ALL_BASES, LOOK_S, UNSURE, ChosenModel, ModelChoice
 from hplm_client.prediction import Prediction
+from hplm_client.transport.access_keys import AccessKeys, KeyOrKeys
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, ClientOwnership
 from hplm_client.transport.connection import connect
@@ -41,6 +42,7 @@ class AsyncClient:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         concurrency: int = 100,
         headers: Mapping[str, str] | None = None,
+        key: KeyOrKeys | None = None,
         model: str | None = None,
     ) -> None:
         """The arguments are those of `Client`."""
@@ -56,8 +58,9 @@ class AsyncClient:
         self._loop = _running_loop()
         if self._loop is None:
             raise ConfigError("make an AsyncClient inside the running loop: in a coroutine")
+        self._keys = AccessKeys(key, headers)
         self._module, self._triton = connect(
-            address, headers, timeout_s=timeout_s, concurrency=concurrency, is_async=True
+            address, self._keys.headers, timeout_s=timeout_s, concurrency=concurrency, is_async=True
         )
         self._permits = asyncio.Semaphore(concurrency)
         self._ownership = ClientOwnership(is_bound_to_thread=False)
@@ -154,7 +157,7 @@ class AsyncClient:
     ) -> list[Prediction]:
         self._check_caller()
         with typed_errors(self.url):
-            inputs = input_tensors(self._module, batch)
+            inputs = input_tensors(self._module, batch, self._keys)
             # Made here too, because a wrong deadline is refused before the server is asked.
             infer_options(self._module, logits, deadline_s, UNSURE)
         model = UNSURE

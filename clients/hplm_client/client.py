@@ -24,6 +24,7 @@ from hplm_client.infer_tensors import (
 )
 from hplm_client.model_choice import FOR_ALL_BASES, LOOK_S, UNSURE, ChosenModel, ModelChoice
 from hplm_client.prediction import Prediction
+from hplm_client.transport.access_keys import AccessKeys, KeyOrKeys
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
 from hplm_client.transport.connection import connect
@@ -78,6 +79,9 @@ class Client:
 
     Over TLS the address is `https://HOST` or `grpcs://HOST`. The server's certificate must be one that the system, or the file
     in `SSL_CERT_FILE`, trusts. `headers` go with each request. If a proxy wants other headers, calls raise ForbiddenError.
+
+    `key` is the tenant's key, for a server that needs keys, or a mapping of tenants to their keys. It goes with each request
+    and is shown nowhere. Without a valid key for the tenant, calls raise ForbiddenError.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Client:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         concurrency: int = 16,
         headers: Mapping[str, str] | None = None,
+        key: KeyOrKeys | None = None,
         model: str | None = None,
     ) -> None:
         self.url = url
@@ -98,7 +103,8 @@ class Client:
         self._timeout_s = timeout_s
         # Over HTTP `_time_limit` applies the timeout.
         self._timeout_option: dict[str, Any] = {"client_timeout": timeout_s} if self._is_grpc else {}
-        self._connect = partial(connect, address, headers, timeout_s=timeout_s, concurrency=concurrency)
+        self._keys = AccessKeys(key, headers)
+        self._connect = partial(connect, address, self._keys.headers, timeout_s=timeout_s, concurrency=concurrency)
         self._module, self._triton = self._connect()
         self._worker_thread: HttpWorkerThread | None = None
         self._grpc_calls_changed = threading.Condition()
@@ -177,7 +183,7 @@ class Client:
     def _predict(self, batch: Sequence[TenantTextPair], logits: bool, deadline_s: float | None) -> list[Prediction]:
         self._ownership.check_caller()
         with typed_errors(self.url):
-            inputs, call = input_tensors(self._module, batch), self._call_options(logits, deadline_s)
+            inputs, call = input_tensors(self._module, batch, self._keys), self._call_options(logits, deadline_s)
         call = self._with_model(call)
         try:
             result = self._infer(self._triton, inputs, call)
@@ -291,7 +297,7 @@ class Client:
         try:
             parsed = parse_request(request)
             with typed_errors(self.url), self._ownership.closed_as_unreachable():
-                return PendingPrediction(parsed, self._start(input_tensors(self._module, [parsed]), call))
+                return PendingPrediction(parsed, self._start(input_tensors(self._module, [parsed], self._keys), call))
         except HplmError as error:
             return PendingPrediction(parsed, error)
 

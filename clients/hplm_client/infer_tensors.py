@@ -14,12 +14,14 @@ from hplm.core.wire import LabelledSpan
 from hplm.errors import BadInputError, HplmError, TextEncodingError, about_text
 from hplm_client.model_choice import ChosenModel
 from hplm_client.prediction import Prediction
+from hplm_client.transport.access_keys import AccessKeys
 
 # A request as callers write it: (tenant, text) or (tenant, text, pair). A list that mixes the two has no narrower type.
 Request: TypeAlias = "tuple[str | None, ...] | list[str] | list[str | None]"
 # A request as the client handles it; the pair is None for a single text.
 TenantTextPair: TypeAlias = "tuple[str, str, str | None]"
 LONGEST_DEADLINE_S = 86_400.0
+WITHOUT_KEYS = AccessKeys(None, None)
 
 
 def parse_requests(requests: Iterable[Any]) -> list[TenantTextPair]:
@@ -42,10 +44,11 @@ def parse_request(request: Any) -> TenantTextPair:
     return tenant, text, pair[0] if pair else None
 
 
-def input_tensors(module: Any, requests: Sequence[TenantTextPair]) -> list[Any]:
-    """Return TEXT `[n, 1]` (of pairs `[n, 2]`) and TENANT `[n, 1]`. `module` is `tritonclient.http` or `tritonclient.grpc`.
+def input_tensors(module: Any, requests: Sequence[TenantTextPair], keys: AccessKeys = WITHOUT_KEYS) -> list[Any]:
+    """Return TEXT `[n, 1]` (of pairs `[n, 2]`), TENANT `[n, 1]`, and KEY `[n, 1]` unless a header has the key.
 
-    Raises BadInputError, TextEncodingError.
+    `module` is `tritonclient.http` or `tritonclient.grpc`. Raises BadInputError, TextEncodingError, and ForbiddenError for a
+    tenant that `keys` lack.
     """
     if len({pair is None for _, _, pair in requests}) > 1:
         raise BadInputError("a request has texts or pairs, not both")
@@ -56,7 +59,10 @@ def input_tensors(module: Any, requests: Sequence[TenantTextPair]) -> list[Any]:
             tenants.append(_encode(wire.TENANT, [tenant]))
         except HplmError as error:
             raise about_text(error, index, len(requests)) from None
-    return [bytes_tensor(module, wire.TEXT, texts), bytes_tensor(module, wire.TENANT, tenants)]
+    tensors = [bytes_tensor(module, wire.TEXT, texts), bytes_tensor(module, wire.TENANT, tenants)]
+    if (sent := keys.of_tenants([tenant for tenant, _, _ in requests])) is not None:
+        tensors.append(bytes_tensor(module, wire.KEY, [[key] for key in sent]))
+    return tensors
 
 
 def bytes_tensor(module: Any, name: str, values: Sequence[Any]) -> Any:

@@ -40,6 +40,8 @@ COMMANDS = {
     ),
     "job": Command("hplm_client.cli.job:app", "client", "Watch, list and cancel the jobs of a running server."),
     "upload": Command("hplm_client.cli.upload:app", "client", "List and drop files that were uploaded for jobs."),
+    "key": Command("hplm_cli.key:app", "client", "Create, list and revoke the keys of tenants and operators."),
+    "audit": Command("hplm_cli.audit:audit", "client", "Show who asked the manager for what."),
     "predict": Command("hplm_client.cli.predict:predict", "client", "Ask a tenant's model on a running server."),
     "profile": Command(
         "hplm_cli.profile:profile",

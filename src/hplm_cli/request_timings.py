@@ -15,6 +15,7 @@ from statistics import median
 import numpy as np
 from hplm_builder.profiles.stage_timings import WORDS
 from hplm_client import Client
+from hplm_client.transport.access_keys import keys_from_environment
 from hplm_client.transport.headers import headers_from_environment
 
 from hplm.core.roles import ServedBase, settings_path
@@ -81,7 +82,9 @@ def time_requests(
     rng = np.random.default_rng(1)
     taken_ms: dict[int, list[float]] = {tokens: [] for tokens in lengths}
     special = _special_tokens(encoder, tenant.texts)
-    with Client(base.url, model=base.served.name, headers=headers_from_environment()) as client:
+    with Client(
+        base.url, model=base.served.name, headers=headers_from_environment(), key=keys_from_environment()
+    ) as client:
         for turn in range(WARM_UP + REQUESTS):
             for tokens, times in taken_ms.items():
                 words = rng.choice(list(WORDS), max(tenant.texts, tokens - special)).tolist()

@@ -37,7 +37,7 @@ from hplm.triton.launcher.ports import Ports, check_free, free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
 from hplm.triton.workarounds.hung_crash import HangWatch
-from hplm_cli.serve_access import ServeAccess, choose_access
+from hplm_cli.serve_access import ServeAccess, choose_access, record_last_uses
 from hplm_cli.supervisor import Supervisor
 
 DEFAULT_MODELS = Path("build/demo/models")
@@ -139,8 +139,9 @@ def serve(
     shown, more, damaged = served_tenants(models)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
-    server = jobs = quotas = None
+    server = jobs = uses = quotas = None
     try:
+        uses = record_last_uses(access, models)
         quotas = start_quotas(models, console)
         log = log or models.parent / ("triton-check.log" if check else "triton.log")
         server = TritonServer(
@@ -191,6 +192,8 @@ def serve(
         finally:
             if server is not None:
                 server.stop()
+            if uses is not None:
+                uses.close()
             if quotas is not None:
                 quotas.stop()
 

@@ -1,19 +1,27 @@
-"""Who may call a server that `hplm serve` starts: keys, and from where it can be reached."""
+"""How clients may access a server of `hplm serve`: with or without keys, from this machine or from other machines."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hplm.access.access_mode import MODE_VARIABLE, OPEN, AccessMode, access_mode, keys_environment
 from hplm.access.gate import server_header
 from hplm.access.keys import HEADER
+from hplm.access.last_uses import LastUseCollector
+from hplm.core.roles import served_base
 from hplm.errors import StartError
+from hplm.store.layout import Store
 from hplm.triton.launcher.command_line import flag_values
 
+# A folder in memory, in which each start has a folder of its own.
+SHARED_MEMORY = Path("/dev/shm")
 # Triton's options for the addresses on which it listens, and options that make it listen on further ports of all addresses.
 ADDRESS_FLAGS = ("--http-address", "--grpc-address", "--metrics-address")
 FURTHER_PORTS = ("--allow-sagemaker", "--allow-vertex-ai")
@@ -34,6 +42,29 @@ class ServeAccess:
         return server_header(self.mode, tenant)
 
 
+class LastUses:
+    """The folder in memory of one start, and what records the last uses of keys from it, until `close`."""
+
+    def __init__(self, folder: Path, store: Store) -> None:
+        self._folder = folder
+        folder.mkdir(mode=0o700)
+        self._collector = LastUseCollector(folder, store)
+        self._collector.start()
+
+    def close(self) -> None:
+        """Record what is left, and remove the folder."""
+        self._collector.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def record_last_uses(access: ServeAccess, models: Path) -> LastUses | None:
+    """Begin to record when keys were last used with a repository's server; None if the server needs no keys."""
+    if access.mode.folder is None:
+        return None
+    served = served_base(models)
+    return LastUses(access.mode.folder, Store(served.store_root, served.settings.encode.registry))
+
+
 def choose_access(*, keys: bool, insecure: bool, host: str, flags: Sequence[str]) -> ServeAccess:
     """Return how a server is accessed that listens on `host`, with the operator's `flags` for Triton.
 
@@ -46,7 +77,7 @@ def choose_access(*, keys: bool, insecure: bool, host: str, flags: Sequence[str]
     if needs_keys:
         if cached := next((flag for flag in CACHE_FLAGS if any(flag_values(flags, flag))), None):
             raise StartError(f"{cached}: Triton's cache of answers would answer clients without a key; leave it out")
-        environment = keys_environment()
+        environment = keys_environment(SHARED_MEMORY / f"hplm-access-{secrets.token_hex(8)}")
         forward = (f"--http-header-forward-pattern={HEADER}", f"--grpc-header-forward-pattern={HEADER}")
         return ServeAccess(environment, forward, access_mode({**os.environ, **environment}))
     if not insecure:
@@ -77,6 +108,6 @@ def _is_loopback(host: str) -> bool:
     try:
         found = socket.getaddrinfo(host, None)
     except OSError:
-        # A name that this machine does not know; `check_free` says so.
+        # The name has no address; `check_free` says so if `--insecure` is given.
         return False
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)

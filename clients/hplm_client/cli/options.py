@@ -9,6 +9,7 @@ import typer
 
 from hplm_client.cli.display import printing_errors
 from hplm_client.manage.client import ManageClient
+from hplm_client.transport.access_keys import keys_from_environment, one_key
 from hplm_client.transport.headers import headers_from_environment
 
 DEFAULT_URL = "grpc://127.0.0.1:8001"
@@ -50,6 +51,9 @@ class JobOptions:
 
 
 def open_client(url: str, *, as_json: bool = False) -> ManageClient:
-    """Return a client that sends the headers of `HPLM_HEADERS`. With `as_json` an error is printed as JSON too."""
+    """Return a client that sends the headers of `HPLM_HEADERS` and the key of `HPLM_KEY`.
+
+    With `as_json` an error is printed as JSON too.
+    """
     with printing_errors(as_json):
-        return ManageClient(url, headers=headers_from_environment())
+        return ManageClient(url, headers=headers_from_environment(), key=one_key(keys_from_environment()))

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from hplm.errors import BadInputError, HplmError, TenantNameError, UnknownTenantError, UnreachableError
+from hplm.errors import BadInputError, ForbiddenError, HplmError, TenantNameError, UnknownTenantError, UnreachableError
 from hplm.reporting.terminal_text import say
 from hplm_client.cli.predict_input import PredictInput, read_inputs
 from hplm_client.cli.predict_stream import stream_predictions
 from hplm_client.client import Client
 from hplm_client.prediction import Prediction
+from hplm_client.transport.access_keys import keys_from_environment
 from hplm_client.transport.headers import headers_from_environment
 from hplm_client.transport.time_limits import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S
 
@@ -100,7 +101,9 @@ def predict(
     timeout_s = DEFAULT_TIMEOUT_S if deadline_s is None else min(LONGEST_TIMEOUT_S, max(0.0, deadline_s) + 5.0)
     try:
         inputs = read_inputs(_standard_input(), text, pair, jsonl=jsonl)
-        with Client(url, headers=headers_from_environment(), timeout_s=timeout_s, model=model) as client:
+        with Client(
+            url, headers=headers_from_environment(), key=keys_from_environment(), timeout_s=timeout_s, model=model
+        ) as client:
             for item, answer in stream_predictions(client, tenant, inputs, deadline_s):
                 was_sent = not isinstance(item.texts, HplmError)
                 if was_sent and isinstance(answer, HplmError) and (text is not None or _fails_all(client, answer)):
@@ -137,7 +140,7 @@ def _standard_input() -> Iterator[bytes]:
 def _fails_all(client: Client, error: HplmError) -> bool:
     """Return whether the next text would fail too. A single answer may be late, or its connection may break."""
     if not isinstance(error, UnreachableError):
-        return isinstance(error, UnknownTenantError | TenantNameError)
+        return isinstance(error, UnknownTenantError | TenantNameError | ForbiddenError)
     try:
         return not client.is_ready()
     except HplmError:

@@ -169,6 +169,43 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class AccessKey:
+    """A key without its secret. `tenant` is None for an operator's key; `expires_s` None means never."""
+
+    id: str
+    tenant: str | None
+    role: str
+    created_s: float
+    expires_s: float | None = None
+    revoked_s: float | None = None
+    last_used_s: float | None = None
+
+
+@dataclass(frozen=True)
+class NewKey(AccessKey):
+    """A key that was just created. `text` is the whole key, which the server never shows again."""
+
+    text: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """A manage request in the audit log: when, the id of its key and the role, what, and `ok` or the code of an error.
+
+    `times` equal requests are one entry.
+    """
+
+    seq: int
+    at_s: float
+    key: str | None
+    role: str | None
+    action: str
+    subject: str
+    outcome: str
+    times: int = 1
+
+
+@dataclass(frozen=True)
 class Plan:
     """The cost of a job, from a dry run; `details` holds the server's whole plan."""
 

@@ -11,11 +11,14 @@ from typing import Any, TypeAlias
 
 from hplm.errors import BadInputError, HplmError, InternalError, JobCancelledError, UnknownUploadError
 from hplm_client.manage.answers import (
+    AccessKey,
+    AuditEntry,
     Base,
     Domain,
     DomainDetails,
     Job,
     JobEvent,
+    NewKey,
     Plan,
     Tenant,
     TenantDetails,
@@ -49,6 +52,9 @@ class ManageClient:
     The server removes an upload when its job is done or its data are refused. If the job fails otherwise or is cancelled, a new
     job may name the upload for a day, and `drop_upload` removes it.
 
+    `key` is an operator's key, or a manage key of the tenant that the requests are about, for a server that needs keys. It is
+    shown nowhere.
+
     Use one client in one thread. Addresses and `headers` are as for `Client`. Calls raise the errors of `hplm.errors`.
     """
 
@@ -58,10 +64,11 @@ class ManageClient:
         *,
         timeout_s: float = 60.0,
         headers: Mapping[str, str] | None = None,
+        key: str | None = None,
         transport: Transport | None = None,
     ) -> None:
         self.url = url
-        self._transport = transport or TritonTransport(url, timeout_s, headers)
+        self._transport = transport or TritonTransport(url, timeout_s, headers, key)
 
     def upload(self, path: str | Path, sent: ProgressCallback = lambda sent_bytes, total_bytes: None) -> Source:
         """Send a file in chunks with a checksum. Calls `sent(bytes sent so far, bytes in all)` after each chunk.
@@ -401,6 +408,44 @@ class ManageClient:
         if event.state == "cancelled":
             raise JobCancelledError(f"job {job} was cancelled")
         return event
+
+    def create_key(self, tenant: str, scope: str = "infer", *, expires_in_s: float | None = None) -> NewKey:
+        """Create a key of a tenant, which servers accept within a second. Its `text` cannot be had again.
+
+        `scope` is `infer`, or `manage` for a key that also sends manage requests about the tenant. Needs an admin's key.
+        """
+        answer = self.ask("key.create", tenant=tenant, scope=scope, expires_in_s=expires_in_s)
+        return parse_answer(NewKey, answer["key"])
+
+    def create_operator_key(self, role: str, *, expires_in_s: float | None = None) -> NewKey:
+        """Create a key of an operator with the role `read`, `manage` or `admin`. Needs an admin's key."""
+        return parse_answer(NewKey, self.ask("key.create", operator=role, expires_in_s=expires_in_s)["key"])
+
+    def list_keys(self, tenant: str | None = None) -> list[AccessKey]:
+        """Return all keys, or those of a tenant, sorted by their ids. Needs an admin's key."""
+        keys: list[AccessKey] = []
+        while True:
+            after = keys[-1].id if keys else ""
+            page = self.ask("key.list", tenant=tenant, after=after, limit=PAGE_SIZE)["keys"]
+            keys += [parse_answer(AccessKey, key) for key in page]
+            if len(page) < PAGE_SIZE:
+                return keys
+
+    def revoke_key(self, key_id: str) -> AccessKey:
+        """Revoke a key by its id; all servers refuse it within a second. Raises UnknownKeyError. Needs an admin's key."""
+        return parse_answer(AccessKey, self.ask("key.revoke", key=key_id)["key"])
+
+    def audit(self, *, key: str | None = None, subject: str | None = None, limit: int = 100) -> list[AuditEntry]:
+        """Return at most `limit` entries of the audit log, newest first: of a key's id or a subject such as `tenant:films`."""
+        entries: list[AuditEntry] = []
+        while len(entries) < limit:
+            before = entries[-1].seq if entries else None
+            size = min(PAGE_SIZE, limit - len(entries))
+            page = self.ask("audit.list", key=key, subject=subject, before=before, limit=size)["entries"]
+            entries += [parse_answer(AuditEntry, entry) for entry in page]
+            if len(page) < size:
+                break
+        return entries
 
     def ask(self, action: str, **request: Any) -> dict[str, Any]:
         """Send any manage request, without keys that are None, and return the server's answer.

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from hplm.core import wire
 from hplm.errors import UnreachableError
 from hplm_client.infer_tensors import bytes_tensor
+from hplm_client.transport.access_keys import AccessKeys
 from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import ClientOwnership
 from hplm_client.transport.connection import connect
@@ -43,24 +44,31 @@ class Transport(Protocol):
 
 
 class TritonTransport:
-    """A transport over Triton's infer calls, and over gRPC its streams. Raises ConfigError if the address is malformed."""
+    """A transport over Triton's infer calls, and over gRPC its streams. Raises ConfigError if address or key are malformed."""
 
-    def __init__(self, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, timeout_s: float, headers: Mapping[str, str] | None = None, key: str | None = None
+    ) -> None:
         address = split_url(url)
         self.streams = address.protocol == "grpc"
         self._url, self._timeout_s = url, timeout_s
         # Over HTTP `time_limit` applies the timeout.
         self._timeout_option = {"client_timeout": timeout_s} if self.streams else {}
         self._ownership = ClientOwnership(is_bound_to_thread=not self.streams)
-        self._connect = partial(connect, address, headers, timeout_s=timeout_s)
+        self._keys = AccessKeys(key, headers)
+        self._connect = partial(connect, address, self._keys.headers, timeout_s=timeout_s)
         self._module, self._triton = self._connect()
 
     def ask(self, request: bytes) -> bytes:
         self._ownership.check_caller()
-        inputs = [bytes_tensor(self._module, wire.REQUEST, [request])]
         limit: AbstractContextManager[Any] = nullcontext() if self.streams else time_limit(self._timeout_s)
         with typed_answer(self._url), self._ownership.closed_as_unreachable(), limit:
-            return _response(self._triton.infer(wire.MANAGER, inputs, **self._timeout_option))
+            return _response(self._triton.infer(wire.MANAGER, self._inputs(request), **self._timeout_option))
+
+    def _inputs(self, request: bytes) -> list[Any]:
+        key = self._keys.of_operator()
+        further = [] if key is None else [bytes_tensor(self._module, wire.KEY, [key])]
+        return [bytes_tensor(self._module, wire.REQUEST, [request]), *further]
 
     def events(self, request: bytes) -> Iterator[bytes]:
         self._ownership.check_caller()
@@ -81,7 +89,7 @@ class TritonTransport:
         try:
             with typed_errors(self._url):
                 triton.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=STREAM_S)
-                triton.async_stream_infer(wire.MANAGER_WATCH, [bytes_tensor(self._module, wire.REQUEST, [request])])
+                triton.async_stream_infer(wire.MANAGER_WATCH, self._inputs(request))
             while not is_last:
                 try:
                     result, error = answers.get(timeout=STREAM_S + STREAM_GRACE_S)

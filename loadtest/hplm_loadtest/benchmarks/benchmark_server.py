@@ -58,8 +58,11 @@ def benchmark_server(
     *,
     log: str = "triton-bench.log",
     with_router: bool = False,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[TritonServer]:
     """Start a server over a copy of `models` with changed settings, and wait until it is ready.
+
+    `environment` is added to this process's environment for the server.
 
     The store's bank files are in the page cache. The server has no models for manage requests. `log` is a file beside `models`;
     servers that run at the same time need different logs. `with_router` adds the model that routes to the base's model.
@@ -74,7 +77,7 @@ def benchmark_server(
                 copy, route_role(), {"store": str(store), "registry": registry, "models": {served.base: served.name}}
             )
         into_page_cache(store)
-        with TritonServer(copy, free_ports(), log=models.parent / log, tied=True) as server:
+        with TritonServer(copy, free_ports(), log=models.parent / log, tied=True, environment=environment) as server:
             server.wait_ready()
             yield server
 

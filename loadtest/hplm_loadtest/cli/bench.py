@@ -14,6 +14,8 @@ from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
+from hplm_loadtest.benchmarks.access.key_check import key_check
+from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
 from hplm_loadtest.benchmarks.engine.importance import importance
@@ -109,6 +111,38 @@ def bench_lookup(models: ModelsOption = DEMO, rounds: RoundsOption = 9, json_fil
     Example: hplm bench plot-lookup --json plot-lookup.json
     """
     plot_lookup(models, rounds).publish(json_file)
+
+
+@app.command(name="access-check")
+def bench_access_check(
+    checks: Annotated[int, typer.Option(min=60, help="Checks of keys that are refused.")] = 100_000,
+    tenants: Annotated[int, typer.Option(min=2, help="Tenants, each with a key.")] = 200,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure in this process how long the check of a key takes, by the reason for which the key is refused.
+
+    Example: hplm bench access-check --json access-check.json
+    """
+    key_check(checks, tenants).publish(json_file)
+
+
+@app.command(name="access-throughput")
+def bench_access_throughput(
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = 6,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds of saturation per round.")] = 10.0,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure the throughput of a server that needs keys, over that of a server that needs none, in turns.
+
+    Example: hplm bench access-throughput --models build/demo/models --json access-throughput.json
+    """
+    if quick:
+        rounds, seconds = 2, min(seconds, 2.0)
+    access_throughput(models, texts, rounds, in_flight, seconds).publish(json_file)
 
 
 @app.command(name="upper")

@@ -21,14 +21,17 @@ def infer_messages(requests: Requests, model: str = wire.MODEL, outputs: Sequenc
     """
     assert not requests.pairs
     common = service_pb2.ModelInferRequest(model_name=model)
-    for name in (wire.TEXT, wire.TENANT):
+    for name in (wire.TEXT, wire.TENANT, *([wire.KEY] if requests.keys else [])):
         common.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
     for name in (wire.LABEL, wire.SCORE, wire.SPAN, wire.TRUNCATED, *outputs):
         common.outputs.add(name=name)
     head = common.SerializeToString()
     messages = []
-    for tenant, text, deadline_s in zip(requests.tenants, requests.texts, requests.deadlines_s.tolist(), strict=True):
-        own = service_pb2.ModelInferRequest(raw_input_contents=[_bytes_tensor(text), _bytes_tensor(tenant)])
+    keys = requests.keys or [None] * len(requests)
+    columns = (requests.tenants, requests.texts, requests.deadlines_s.tolist(), keys)
+    for tenant, text, deadline_s, key in zip(*columns, strict=True):
+        values = (text, tenant) if key is None else (text, tenant, key)
+        own = service_pb2.ModelInferRequest(raw_input_contents=[_bytes_tensor(value) for value in values])
         if not math.isnan(deadline_s):
             own.parameters["timeout"].int64_param = deadline_us(deadline_s)
         # Two serialised messages, one after the other, are the merged message.

@@ -24,6 +24,7 @@ from gevent.queue import SimpleQueue
 from hplm_client import Client
 from hplm_client.manage.answers import Tenant
 from hplm_client.manage.client import PAGE_SIZE, ManageClient
+from hplm_client.transport.access_keys import keys_from_environment, one_key
 from hplm_client.transport.address import split_url
 from hplm_client.transport.headers import headers_from_environment
 from locust.env import Environment
@@ -95,7 +96,9 @@ class PlannedUser(locust.User):
         url = str(self.environment.host)  # Locust's page can change the host
         under_way, sent, is_whole, is_failed = Group(), 0, False, False
         headers = headers_from_environment()
-        with Client(url, timeout_s=self.load_task.timeout_s, concurrency=MAX_UNDER_WAY, headers=headers) as client:
+        keys = keys_from_environment()
+        timeout_s = self.load_task.timeout_s
+        with Client(url, timeout_s=timeout_s, concurrency=MAX_UNDER_WAY, headers=headers, key=keys) as client:
             client.is_ready()
             gevent.sleep(SETTLE_S)
             bar = self.load_task.progress.add_task("requests", total=len(plan.requests))
@@ -176,7 +179,9 @@ def list_tenants(url: str, timeout_s: float) -> list[Tenant]:
         init_grpc()
     tenants: list[Tenant] = []
     try:
-        with ManageClient(url, timeout_s=timeout_s, headers=headers_from_environment()) as client:
+        with ManageClient(
+            url, timeout_s=timeout_s, headers=headers_from_environment(), key=one_key(keys_from_environment())
+        ) as client:
             while not tenants or len(tenants) % PAGE_SIZE == 0:
                 after = tenants[-1].name if tenants else ""
                 if not (page := client.list_tenants(after=after, limit=PAGE_SIZE)):
@@ -220,7 +225,9 @@ def run_load(url: str, name: str, load_task: LoadTask, web_port: int | None) -> 
     """
     if web_port is not None or split_url(url).protocol == "grpc":
         init_grpc()
-    with Client(url, timeout_s=load_task.timeout_s, headers=headers_from_environment()) as client:
+    with Client(
+        url, timeout_s=load_task.timeout_s, headers=headers_from_environment(), key=keys_from_environment()
+    ) as client:
         if not client.is_ready():
             raise UnreachableError(f"{url}: the model hbert is not ready")
     user = type(f"{name.capitalize()}User", (PlannedUser,), {"load_task": load_task, "host": url})

@@ -24,12 +24,14 @@ class Requests:
 
     deadlines_s: `[k]`, NaN for a request without a deadline.
     pairs: second texts, None for a request of one text; empty if all requests have one text.
+    keys: the access key of each request; empty if the server needs no keys.
     """
 
     tenants: Sequence[str]
     texts: Sequence[str]
     deadlines_s: npt.NDArray[np.float64]
     pairs: Sequence[str | None] = ()
+    keys: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.tenants)

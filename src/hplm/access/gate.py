@@ -34,7 +34,7 @@ _SCHEME = b"Proof "
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a request has to show: the header `authorization`, and a key or a proof for each text; None if a tensor is missing.
+    """The header `authorization` of a request, and a key or a proof for each text; None if the tensor is missing.
 
     A proof counts before a key, and a key before the header.
     """
@@ -172,7 +172,11 @@ def open_gate(store: Store, mode: AccessMode | None = None) -> Gate:
     Raises ConfigError if the environment is wrong, RegistryError if the keys cannot be read.
     """
     mode = access_mode() if mode is None else mode
-    return OpenGate() if mode.proof_secret is None else KeyGate(KeyRing(store), Prover(mode.proof_secret))
+    return (
+        OpenGate()
+        if mode.proof_secret is None
+        else KeyGate(KeyRing(store, folder=mode.folder), Prover(mode.proof_secret))
+    )
 
 
 def proof_rows(proofs: Sequence[bytes]) -> npt.NDArray[np.uint8]:

@@ -8,15 +8,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from hplm.access.keys import Key, new_key, parse
+from hplm.access.last_uses import LastUseWriter
 from hplm.access.roles import Scope, scopes_of
 from hplm.errors import ForbiddenError, RegistryUnavailableError
 from hplm.registry.access.keys import AccessKey
 from hplm.registry.catalog import POLL_EVERY_S
 from hplm.registry.registry import Registry
 from hplm.runtime.polling import Poller
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.store.layout import Store
 
 # The same words for every reason, so that a client cannot learn which tenants or keys exist.
@@ -35,9 +38,12 @@ class KeyRing:
         self,
         store: Store,
         *,
+        folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
+        """With a `folder` the last uses of keys are written into it, see `hplm.access.last_uses`."""
+        self._uses = None if folder is None else LastUseWriter(folder, clock)
         self._unix_clock = unix_clock
         self._refreshing = threading.Lock()
         self._generation = 0
@@ -53,6 +59,7 @@ class KeyRing:
             name="hplm-keys",
             every_s=POLL_EVERY_S,
             fault="the registry cannot be read, the known keys stay valid",
+            afterwards=self._write_uses,
             clock=clock,
         )
         try:
@@ -137,6 +144,13 @@ class KeyRing:
                     keys.pop(key.id, None)
             self._keys, self._generation = keys, changes.generation
             self._read_s = began_s
+
+    def _write_uses(self) -> None:
+        if self._uses is not None:
+            try:
+                self._uses.add(self.take_last_uses())
+            except OSError as error:
+                log_rate_limited("the last uses of keys cannot be written; they are tried again", error)
 
     def _find(self, raw: bytes) -> tuple[AccessKey, bool]:
         """Return the key with the id in `raw`, and whether its secret is right and it has not expired."""

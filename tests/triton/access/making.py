@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
-from hplm_cli.serve_access import choose_access
+from hplm_cli.serve_access import choose_access, record_last_uses
 from tests import tiny
 from tests.triton.cascade.making import Making, levels_over, make_bases, table_of
 
@@ -66,21 +67,31 @@ class Place:
 
 
 @contextmanager
-def serving(folder: Path, *, keys: bool) -> Iterator[Place]:
-    """Serve three bases, a manager, and two look-up processes of each base, with or without keys."""
+def serving(folder: Path) -> Iterator[Place]:
+    """Serve three bases, a manager, and two look-up processes of each base of two stages, with keys."""
     manager = ManagerSettings("", "", "")
     models = make_bases(folder, manager, look_up_instances=2)
     making = Making.over(folder)
     making.cascade(CASCADED, "alpha", 1, levels_over("small", "middle", "tiny", cut_off=0.999))
     for seed, (base, tenant) in enumerate(zip(making.bases.values(), OWN.values(), strict=True), 2):
         tiny.make_tenant(making.store, base, tenant, seed, "alpha", domain=table_of(base.config))
-    access = choose_access(keys=keys, insecure=False, host="127.0.0.1", flags=[])
-    log = folder / "triton.log"
-    with TritonServer(
-        models, free_ports(), log=log, tied=True, flags=access.flags, environment=access.environment
-    ) as server:
+    with keyed_server(models, folder / "triton.log") as server:
         server.wait_ready()
         yield Place(server, making.store, models)
+
+
+@contextmanager
+def keyed_server(models: Path, log: Path) -> Iterator[TritonServer]:
+    """Start a Triton that needs keys, as `hplm serve --keys` does."""
+    access = choose_access(keys=True, insecure=False, host="127.0.0.1", flags=[])
+    uses = record_last_uses(access, models)
+    assert uses is not None
+    environment = access.environment
+    with (
+        closing(uses),
+        TritonServer(models, free_ports(), log=log, tied=True, flags=access.flags, environment=environment) as server,
+    ):
+        yield server
 
 
 def texts(tenants: Sequence[str]) -> Inputs:
@@ -154,3 +165,30 @@ def ask(
 def answered(result: Inputs | HplmError) -> Inputs:
     assert not isinstance(result, HplmError), repr(result)
     return result
+
+
+def ask_stream(place: Place, model: str, inputs: Inputs, headers: Mapping[str, str]) -> Inputs | HplmError:
+    """Do as `ask` over a gRPC stream, and return the first answer alone."""
+    first: SimpleQueue[tuple[Any, InferenceServerException | None]] = SimpleQueue()
+    tensors = []
+    for name, value in inputs.items():
+        tensor = tritonclient.grpc.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
+        tensor.set_data_from_numpy(value)
+        tensors.append(tensor)
+    with closing(tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{place.server.ports.grpc}")) as triton:
+        triton.start_stream(lambda result, error: first.put((result, error)), headers=dict(headers))
+        triton.async_stream_infer(model, tensors)
+        result, error = first.get(timeout=20)
+        triton.stop_stream()
+    if error is None:
+        return {one.name: result.as_numpy(one.name) for one in result.get_response().outputs}
+    if (typed := from_wire(error.message())) is None:
+        raise error
+    return typed
+
+
+def looked_up(place: Place, base: str, tenant: str, key: str) -> Inputs:
+    """The inputs of the encode stage of a base's model: what the look-up stage answers to a client, and the tenant."""
+    outputs = answered(ask(place, "grpc", f"{base}_plot", texts([tenant]), bearer(key)))
+    del outputs[wire.TRUNCATED]
+    return {**outputs, wire.TENANT: as_bytes([tenant])}

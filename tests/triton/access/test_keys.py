@@ -30,8 +30,10 @@ from tests.triton.access.making import (
     answered,
     as_bytes,
     ask,
+    ask_stream,
     bearer,
     inputs_of,
+    looked_up,
     serving,
     texts,
     with_key,
@@ -40,7 +42,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 REFUSED = "the key is missing, or is not valid for this tenant"
-# Each model that takes texts, with a tenant that it answers.
+# The models that take texts, each with a tenant of its base.
 FIRST_MODELS = [
     *((model, OWN[base]) for base, models in TEXT_MODELS.items() for model in models),
     *((model, tenant) for model in CALLING for tenant in OWN.values()),
@@ -49,7 +51,7 @@ FIRST_MODELS = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("keys"), keys=True) as made:
+    with serving(tmp_path_factory.mktemp("keys")) as made:
         yield made
 
 
@@ -80,7 +82,7 @@ def refusal(result: Inputs | HplmError) -> str:
 
 @pytest.fixture(scope="module")
 def wrong_keys(place: Place, keys: dict[str, str]) -> dict[str, dict[str, str]]:
-    """For each tenant a key of each kind that is not valid."""
+    """Keys of each kind that is not valid, by tenant."""
     made = {tenant: make_wrong_keys(place, tenant, keys) for tenant in OWN.values()}
     time.sleep(1.0)
     return made
@@ -114,7 +116,7 @@ def test_the_tests_call_each_model_that_is_loaded(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("model", "tenant"), FIRST_MODELS)
-def test_a_first_model_answers_a_key_in_the_header_or_in_a_tensor_and_refuses_a_request_without(
+def test_a_first_model_answers_a_key_in_the_header_or_in_a_tensor_and_refuses_a_askedwithout(
     place: Place, keys: dict[str, str], protocol: str, model: str, tenant: str
 ) -> None:
     inputs, key = inputs_of(model, tenant), keys[tenant]
@@ -136,7 +138,7 @@ def test_a_first_model_refuses_every_wrong_key_with_the_same_words(
     for key in wrong_keys[tenant].values():
         assert refusal(ask(place, protocol, model, with_key(inputs, key))) == REFUSED
         assert refusal(ask(place, protocol, model, inputs, {"authorization": f"Bearer {key}"})) == REFUSED
-    # Nobody learns which tenants there are.
+    # The error does not tell whether a tenant exists.
     unknown = inputs_of(model, "nobody")
     assert refusal(ask(place, protocol, model, unknown, bearer(keys[tenant]))) == REFUSED
 
@@ -150,6 +152,40 @@ def test_an_inner_model_refuses_a_client_with_and_without_a_key(
     forged = {**inputs, wire.PROOF: as_proofs(b"A" * PROOF_BYTES)}
     for given, headers in ((inputs, {}), (inputs, bearer(keys[OWN[base]])), (forged, bearer(keys[OWN[base]]))):
         assert "only calls of the server's own first stage" in refusal(ask(place, protocol, model, given, headers))
+
+
+MANAGE_REFUSED = "the key is missing, or is not valid for this action"
+# Manage requests by protocol. `manager_watch` answers over gRPC streams alone.
+MANAGE_CALLS = {
+    "http": (wire.MANAGER, b'{"action": "tenant.list"}'),
+    "grpc": (wire.MANAGER, b'{"action": "tenant.list"}'),
+    "stream": (wire.MANAGER_WATCH, b'{"action": "job.watch", "job": "1"}'),
+}
+
+
+def manage(place: Place, protocol: str, key: str | None, *, in_header: bool) -> Inputs | HplmError:
+    """Send a manage request, with a key in the header or in the tensor."""
+    model, raw = MANAGE_CALLS[protocol]
+    inputs: Inputs = {wire.REQUEST: np.array([raw], dtype=np.object_)}
+    if key is not None and not in_header:
+        inputs = with_key(inputs, key)
+    headers = {"authorization": f"Bearer {key}"} if key is not None and in_header else {}
+    if protocol == "stream":
+        return ask_stream(place, model, inputs, headers)
+    return ask(place, protocol, model, inputs, headers)
+
+
+@pytest.mark.parametrize("in_header", [True, False], ids=["header", "tensor"])
+@pytest.mark.parametrize("protocol", MANAGE_CALLS)
+def test_the_manager_answers_an_operators_key_and_refuses_every_other_request(
+    place: Place, keys: dict[str, str], wrong_keys: dict[str, dict[str, str]], protocol: str, in_header: bool
+) -> None:
+    tenant = OWN["small"]
+    operator = place.add_key(None, "read")
+    until(lambda: not isinstance(manage(place, protocol, operator, in_header=in_header), ForbiddenError))
+    wrong = wrong_keys[tenant]
+    for key in (None, keys[tenant], wrong["malformed"], wrong["revoked"], wrong["expired"], wrong["wrong secret"]):
+        assert refusal(manage(place, protocol, key, in_header=in_header)) == MANAGE_REFUSED
 
 
 def test_a_header_is_found_whatever_the_capitals_of_its_name(place: Place, keys: dict[str, str]) -> None:
@@ -168,7 +204,7 @@ def test_a_header_is_found_whatever_the_capitals_of_its_name(place: Place, keys:
             assert answer.status == 200
 
 
-def test_a_parameter_of_the_request_takes_the_place_of_no_header(place: Place, keys: dict[str, str]) -> None:
+def test_a_parameter_of_the_askedtakes_the_place_of_no_header(place: Place, keys: dict[str, str]) -> None:
     tenant = OWN["small"]
     body = {
         "parameters": {"authorization": f"Bearer {keys[tenant]}"},
@@ -189,7 +225,7 @@ def test_a_parameter_of_the_request_takes_the_place_of_no_header(place: Place, k
 
 
 @pytest.mark.parametrize("model", CALLING)
-def test_in_a_request_of_several_texts_each_tenant_needs_its_key(
+def test_in_a_askedof_several_texts_each_tenant_needs_its_key(
     place: Place, keys: dict[str, str], protocol: str, model: str
 ) -> None:
     tenants = [*OWN.values(), CASCADED]
@@ -214,7 +250,7 @@ def test_all_texts_of_one_tenant_are_answered_with_one_header(
         assert outputs[wire.LABEL].shape[0] == 3
 
 
-def test_every_level_of_a_cascade_answers_a_request_whose_key_the_cascade_has_checked(
+def test_every_level_of_a_cascade_answers_a_askedwhose_key_the_cascade_has_checked(
     place: Place, keys: dict[str, str], protocol: str
 ) -> None:
     outputs = answered(ask(place, protocol, "cascade", texts([CASCADED]), bearer(keys[CASCADED])))
@@ -222,18 +258,11 @@ def test_every_level_of_a_cascade_answers_a_request_whose_key_the_cascade_has_ch
     assert outputs[wire.LATE].tolist() == [[False]]
 
 
-def looked_up(place: Place, base: str, key: str) -> Inputs:
-    """The inputs of a base's encode stage: what the look-up stage answers to a tenant's client, with the tenant."""
-    outputs = answered(ask(place, "grpc", f"{base}_plot", texts([OWN[base]]), bearer(key)))
-    del outputs[wire.TRUNCATED]
-    return {**outputs, wire.TENANT: as_bytes([OWN[base]])}
-
-
 @pytest.mark.parametrize("base", INNER_MODELS)
 def test_a_proof_of_the_look_up_stage_is_for_its_tenant_and_version_alone(
     place: Place, keys: dict[str, str], protocol: str, base: str
 ) -> None:
-    model, inputs = INNER_MODELS[base], looked_up(place, base, keys[OWN[base]])
+    model, inputs = INNER_MODELS[base], looked_up(place, base, OWN[base], keys[OWN[base]])
     assert wire.LABEL in answered(ask(place, protocol, model, inputs))
     other_version = inputs[wire.REQUEST_META].copy()
     other_version[0, 1] += 1
@@ -256,7 +285,7 @@ def test_a_revoked_key_is_refused_by_every_model_within_a_second(place: Place, b
     key = place.add_key(tenant)
     until(lambda: not isinstance(ask(place, "grpc", base, texts([tenant]), bearer(key)), HplmError))
     time.sleep(1.0)
-    proven = looked_up(place, base, key) if base in INNER_MODELS else None
+    proven = looked_up(place, base, tenant, key) if base in INNER_MODELS else None
     place.revoke(key)
     time.sleep(1.0)
     for protocol in PROTOCOLS:

@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterat
         f"--grpc-server-cert={certificate}",
         f"--grpc-server-key={certificate.with_name('key.pem')}",
         f"--grpc-restricted-protocol={guard}",
-        # As docs/operating.md has it.
+        # The operator's header takes the place of the launcher's.
         "--grpc-restricted-protocol=model-repository,model-config,shared-memory,trace,logging:admin=the operator",
         f"--http-restricted-api={guard}",
     )

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.papers.batching import batching
 from hplm_loadtest.benchmarks.papers.schedulers import Setting, schedulers
@@ -22,7 +24,9 @@ from hplm_loadtest.benchmarks.serving.trace import trace
 from hplm_loadtest.benchmarks.serving.waves import waves
 from hplm_loadtest.workloads.texts import POOL_FILE
 
+from hplm.registry.registry import Registry
 from hplm.reporting.benchmark_result import Report
+from hplm.store.layout import Store
 from tests import tiny
 from tests.waiting import until
 
@@ -188,3 +192,13 @@ def test_route_measures_both_models_of_one_server(fleet: Path) -> None:
     assert all(row["requests_per_s"] > 0 and row["p50_ms"] > 0 and not row["unanswered"] for row in report.rows)
     assert "hplm" in report.rows[1]["cpu_ms"]
     assert {goal.id for goal in report.goals} == {"route-cost", "route-share", "route-unanswered"}
+
+
+def test_access_throughput_measures_a_server_with_keys_beside_a_server_without(fleet: Path) -> None:
+    report = access_throughput(fleet, "pool", rounds=2, in_flight=16, seconds=0.5)
+    assert [row["server"] for row in report.rows] == ["without keys", "with keys"]
+    assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in report.rows)
+    assert {goal.id for goal in report.goals} == {"58-throughput", "58-unanswered"}
+    # The keys are in a copy of the registry.
+    with closing(Registry.open(Store(fleet.parent / "store"))) as registry:
+        assert registry.keys() == []

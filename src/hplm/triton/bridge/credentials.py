@@ -1,4 +1,4 @@
-"""What a Triton request has to show to a stage's gate: the header `authorization`, the tensors KEY and PROOF."""
+"""Reads what a stage's gate checks from a Triton request: the header `authorization`, the tensors KEY and PROOF."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hplm.access.access_mode import AccessMode, access_mode, keys_environment
@@ -27,6 +29,11 @@ def test_keys_without_a_secret_are_refused_with_what_to_set(secret: str | None) 
     with pytest.raises(ConfigError, match="HPLM_PROOF_SECRET must be 64 hex digits") as caught:
         access_mode(environment)
     assert not secret or secret not in str(caught.value)
+
+
+def test_a_folder_in_memory_is_known_if_it_is_set() -> None:
+    assert access_mode(keys_environment(Path("/dev/shm/x"))).folder == Path("/dev/shm/x")
+    assert access_mode(keys_environment()).folder is None
 
 
 def test_an_unknown_mode_is_refused() -> None:

@@ -1,0 +1,117 @@
+"""The benchmark `hplm bench access-throughput`: what keys cost, as a share of the requests that a saturated server answers."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hplm.access.access_mode import MODE_VARIABLE, OPEN, keys_environment
+from hplm.access.keys import new_key
+from hplm.core.roles import served_base
+from hplm.errors import ConfigError, InternalError
+from hplm.registry.access.keys import AccessKey
+from hplm.registry.registry import Registry
+from hplm.reporting.benchmark_result import Goal, Report
+from hplm.reporting.progress import progress_bars
+from hplm.store.layout import Store
+from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
+from hplm_loadtest.benchmarks.serving.open_load import MeteredRun, ServerMeter, Traffic, medians
+from hplm_loadtest.scenarios.grpc_load import closed_loop
+from hplm_loadtest.scenarios.outcomes import ANSWERED
+from hplm_loadtest.scenarios.steady_rate import enough_requests, rate_columns, steady_rate
+from hplm_loadtest.workloads.load_plan import Requests
+
+GOAL_SHARE = 0.97
+WITHOUT, WITH = "without keys", "with keys"
+
+
+def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int, seconds: float) -> Report:
+    """Measure two servers over the same models in turns, one of which needs keys: throughput at saturation.
+
+    In each round both servers get the same requests in a closed loop of `seconds` with `in_flight` requests under way. The
+    server with keys has a copy of the registry with a key for each tenant. Raises ConfigError if the registry is not a file.
+    """
+    traffic = Traffic.read(models, text_kind)
+    mix, model = traffic.mix(), served_base(models).name
+    loops: dict[str, list[MeteredRun]] = {WITHOUT: [], WITH: []}
+    with tempfile.TemporaryDirectory(prefix="hplm-keys-") as folder, progress_bars() as progress:
+        url, keys = _with_keys(models, Path(folder), traffic.names)
+        registry = StageSettings({"registry": url}, {"registry": url})
+        with (
+            benchmark_server(models, log="triton-bench-open.log", environment={MODE_VARIABLE: OPEN}) as open_server,
+            benchmark_server(models, registry, log="triton-bench-keys.log", environment=keys_environment()) as keyed,
+        ):
+            servers = {WITHOUT: open_server, WITH: keyed}
+
+            def run(name: str, requests: Requests) -> MeteredRun:
+                if name == WITH:
+                    requests = replace(requests, keys=[keys[tenant] for tenant in requests.tenants])
+                meter = ServerMeter(servers[name])
+                done = closed_loop(servers[name].ports.grpc_url, requests, in_flight, model=model)
+                return MeteredRun(done, meter.per_request(done))
+
+            count = in_flight * 4
+            for name in servers:
+                warm = run(name, mix.draw(count, traffic.rng)).run
+                if errors := warm.row()["errors"]:
+                    raise InternalError(f"not every request was answered before the benchmark: {errors}")
+                count = enough_requests(len(warm) / warm.duration_s, seconds, in_flight)
+            bar = progress.add_task("rounds", total=rounds * 2)
+            for turn in range(rounds):
+                requests = mix.draw(count, traffic.rng)
+                for name in list(servers)[:: -1 if turn % 2 else 1]:
+                    loops[name].append(run(name, requests))
+                    progress.update(bar, advance=1)
+    rows: list[dict[str, Any]] = [
+        {
+            "server": name,
+            **rate_columns([run for run, _ in metered]),
+            "unanswered": sum(code != ANSWERED for run, _ in metered for code in run.codes),
+            "cpu_ms": medians([cpu_ms for _, cpu_ms in metered]),
+        }
+        for name, metered in loops.items()
+    ]
+    shares = [
+        steady_rate(keyed_run)[0] / steady_rate(open_run)[0]
+        for (open_run, _), (keyed_run, _) in zip(loops[WITHOUT], loops[WITH], strict=True)
+    ]
+    goals = [
+        Goal("58-throughput", "throughput with keys over that without", GOAL_SHARE, median(shares), "x", "higher"),
+        Goal("58-unanswered", "requests not answered", 0, sum(row["unanswered"] for row in rows), "requests", "lower"),
+    ]
+    settings = {
+        "rounds": rounds,
+        "in_flight": in_flight,
+        "seconds": seconds,
+        "names": len(traffic.names),
+        "share_by_round": shares,
+        **traffic.settings,
+    }
+    return Report("access-throughput", settings, rows, goals)
+
+
+def _with_keys(models: Path, folder: Path, tenants: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Copy the registry of a repository to `folder` and add a key for each tenant. Return the copy's URL, and the keys."""
+    served = served_base(models)
+    original = served.store_root / "registry.sqlite"
+    if served.settings.encode.registry or not original.is_file():
+        raise ConfigError(
+            f"this benchmark copies the file of a registry, and {served.store_root} has no registry.sqlite"
+        )
+    copy = folder / "registry.sqlite"
+    with closing(sqlite3.connect(original)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    url, keys = f"sqlite:///{copy}", {}
+    with closing(Registry.open(Store(served.store_root, url))) as registry:
+        for tenant in tenants:
+            key = new_key()
+            registry.add_key(AccessKey(key.id, tenant, "infer", key.sha256(), time.time()))
+            keys[tenant] = key.text()
+    return url, keys
