@@ -21,10 +21,13 @@ from hplm.store.layout import Store
 SETTLE_EVERY_S = 0.02
 # Seconds between two signs that this server lives.
 ANNOUNCE_EVERY_S = 1.0
-# Seconds for which a stage goes by a lease. After that it limits by itself, as if its server were the only one.
-LEASED_S = 1.0
+# Seconds for which a stage goes by a lease. After that it limits by itself, as if its server were the only one. A slow
+# registry must not do that, so this is much longer than a settlement takes.
+LEASED_S = 3.0
 # Seconds after a tenant's last request at which its lease goes back.
 IDLE_S = 0.5
+# Seconds between two looks whether the account of a tenant that asks for nothing now can fill its lease.
+FILL_EVERY_S = 0.05
 
 
 class QuotaKeeper:
@@ -48,6 +51,8 @@ class QuotaKeeper:
         # Of each tenant: all spending that is booked, and when the tenant last asked while its quotas are leased.
         self._booked: dict[str, Use] = {}
         self._asked_s: dict[str, float] = {}
+        # When the leases of such tenants were last settled.
+        self._settled_s: dict[str, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="hplm-quotas", daemon=True)
 
@@ -88,21 +93,25 @@ class QuotaKeeper:
                 self._servers = self._registry.announce_server(self.server)
                 self._file.set_servers(self._servers)
             if self._servers > 1:
-                self._settle(spent, asked, now_s)
+                self._asked_s.update(dict.fromkeys(spent, now_s))
+                for tenant, settled_s in self._settled_s.items():
+                    if now_s - settled_s >= FILL_EVERY_S:
+                        spent.setdefault(tenant, NOTHING)
+                self._settle(spent, now_s)
             idle = [tenant for tenant, asked_s in self._asked_s.items() if now_s - asked_s > IDLE_S]
             self._give_back(idle if self._servers > 1 else list(self._asked_s))
         except RegistryError as error:
             log_rate_limited(f"quotas are not shared among servers now, each server limits by itself: {error.wire()}")
 
-    def _settle(self, spent: dict[str, Use], asked: dict[str, Use], now_s: float) -> None:
+    def _settle(self, spent: dict[str, Use], now_s: float) -> None:
         limits = {tenant: found for tenant in spent if (found := self._limits_of(tenant)) is not None}
         if not limits:
             return
         leased = self._registry.settle_quotas(self.server, {tenant: spent[tenant] for tenant in limits}, limits)
         until_s = self._clock() + LEASED_S
         for tenant, lease in leased.items():
-            self._file.lease(tenant, lease, asked[tenant], now_s, until_s)
-            self._asked_s[tenant] = now_s
+            self._file.lease(tenant, lease, self._booked.get(tenant, NOTHING), now_s, until_s)
+            self._settled_s[tenant] = now_s
 
     def _give_back(self, tenants: list[str]) -> None:
         if not tenants:
@@ -110,7 +119,9 @@ class QuotaKeeper:
         limits = {tenant: self._book.of(tenant) or Limits() for tenant in tenants}
         self._registry.give_back_quotas(self.server, limits)
         for tenant in tenants:
+            self._file.release(tenant, self._clock())
             del self._asked_s[tenant]
+            self._settled_s.pop(tenant, None)
 
     def _limits_of(self, tenant: str) -> Limits | None:
         found = self._book.of(tenant)

@@ -129,6 +129,16 @@ class QuotaFile:
         except TimeoutError as error:
             log_rate_limited(f"a lease of quotas is late: {error}")
 
+    def release(self, tenant: str, now_s: float) -> None:
+        """End a tenant's lease. From now on the buckets fill by themselves, from what was left of the lease."""
+        if (index := self._index(tenant)) is None:
+            return
+        try:
+            with self._records.locked_record(index):
+                self._write(index, self._read(index)._replace(at_s=now_s, leased_until_s=now_s))
+        except TimeoutError as error:
+            log_rate_limited(f"a lease of quotas does not end: {error}")
+
     def set_servers(self, servers: int) -> None:
         """Say among how many servers the limits of concurrent requests are shared."""
         _SERVERS.pack_into(self._records.memory, _SERVERS_AT, servers)

@@ -28,8 +28,9 @@ _MAGIC = b"hplm-records-1"
 _FLOCK = struct.Struct("hhqqi4x")
 # Seconds between two tries to take a lock. A lock is held for microseconds.
 RETRY_S = 0.0001
-# Seconds after which a lock counts as held by a stopped process.
-STUCK_S = 0.25
+# Seconds after which a lock counts as held by a stopped process. On a crowded machine a running process may keep a lock for
+# some tenths of a second.
+STUCK_S = 2.0
 
 
 class SharedRecords:

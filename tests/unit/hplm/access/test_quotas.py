@@ -174,6 +174,20 @@ def test_two_servers_together_keep_to_a_quota(store: Store, registry: Registry) 
     assert used[1] + used[3] > 0
 
 
+def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: Store, registry: Registry) -> None:
+    registry.set_limits("films", Limits(requests_per_s=4.0))
+    with ExitStack() as stack:
+        for _ in range(2):
+            keeper = QuotaKeeper(store)
+            stack.callback(keeper.stop)
+            keeper.start()
+        time.sleep(1.2)
+        stage = stack.enter_context(closing(Quotas(store, keeper.path)))
+        for pause_s in (0.0, 0.5, 0.8, 0.4, 1.2):
+            time.sleep(pause_s)
+            assert stage.take([FILMS]) is not None
+
+
 def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registry) -> None:
     registry.set_limits("films", Limits(requests_per_s=200.0))
     keeper = QuotaKeeper(store)

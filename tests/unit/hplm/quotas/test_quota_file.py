@@ -157,6 +157,15 @@ def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None
     assert file.take("acme", limits, 1.0, 2.5) is None
 
 
+def test_after_a_lease_was_released_the_rest_fills_by_itself(file: QuotaFile) -> None:
+    limits = Limits(requests_per_s=10.0)
+    file.lease("acme", Use(0.0), Use(), 1.0, until_s=9.0)
+    assert file.take("acme", limits, 1.0, 1.0) is not None
+    file.release("acme", 1.5)
+    assert file.take("acme", limits, 1.0, 1.55) is not None
+    assert file.take("acme", limits, 1.0, 1.6) is None
+
+
 def test_a_lease_counts_what_was_taken_while_it_was_asked_for(file: QuotaFile) -> None:
     limits = Limits(requests_per_s=100.0)
     assert file.take("acme", limits, 1.0, 1.0) is None
