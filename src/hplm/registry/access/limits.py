@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
 
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.token_bucket import Bucket, Rate, full, given_back, settle
@@ -56,7 +56,7 @@ class TenantLimits(RegistryPart):
         """Return the limits of a tenant's own, or the default of all tenants."""
         with self._database.reading() as connection:
             row = connection.execute(select(limits).where(limits.c.tenant == tenant)).first()
-        return Limits() if row is None else _limits(row._mapping)
+        return Limits() if row is None else _limits(row)
 
     def limits_since(self, generation: int) -> LimitChanges:
         """Return the limits that changed after `generation`, or all if it is 0 or belongs to another registry."""
@@ -64,7 +64,7 @@ class TenantLimits(RegistryPart):
             now, floor = connection.execute(select(state.c.generation, state.c.floor)).one()
             full_list = not floor <= generation <= now
             query = select(limits).where(limits.c.generation > (0 if full_list else generation))
-            found = {row.tenant: _limits(row._mapping) for row in connection.execute(query)}
+            found = {row.tenant: _limits(row) for row in connection.execute(query)}
         return LimitChanges(now, found, full_list)
 
     def announce_server(self, server: str) -> int:
@@ -135,7 +135,7 @@ def _settled(
     own: dict[str, float] = {}
     for quota, rate in _rates(of).items():
         bucket, own[quota] = settle(Bucket(*account[quota]), rate, getattr(before, quota), getattr(spent, quota), now_s)
-        account[quota] = tuple(bucket)
+        account[quota] = bucket.level, bucket.at_s
     return account, Use(**own)
 
 
@@ -147,7 +147,7 @@ def _given_back(rows: _Rows, servers: Collection[str], of: Limits, now_s: float)
         bucket = Bucket(*known[quota]) if quota in known else full(rate, now_s)
         for server in servers:
             bucket = given_back(bucket, rate, rows[server][1].get(quota, 0.0), now_s)
-        account[quota] = tuple(bucket)
+        account[quota] = bucket.level, bucket.at_s
     return account
 
 
@@ -187,5 +187,5 @@ def _now_s(connection: Connection) -> float:
     return time.time()
 
 
-def _limits(row: Mapping[str, Any]) -> Limits:
-    return Limits(row["requests_per_s"], row["tokens_per_s"], row["concurrent"])
+def _limits(row: Row[Any]) -> Limits:
+    return Limits(row.requests_per_s, row.tokens_per_s, row.concurrent)

@@ -80,4 +80,4 @@ class TextModel(StageModel):
 
 def _parts(item: Any) -> Sequence[bytes]:
     """Return the raw text or pair of a stage's item, which is the item itself or its `texts`."""
-    return item if type(item) is tuple else item.texts  # type: ignore[no-any-return]
+    return item if type(item) is tuple else item.texts
