@@ -17,6 +17,8 @@ MOST_HOLD_S = 0.015
 
 
 class TritonPythonModel(LookupModel):
+    ends_texts = False
+
     def initialize(self, args):
         translate.check_tensors(args, [wire.REQUEST_META])
         folder = translate.version_folder(args)

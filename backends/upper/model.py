@@ -51,6 +51,7 @@ class TritonPythonModel(StageModel):
 
     def read(self, request):
         inputs, deadline_s, now_s = translate.inputs(request), translate.deadline_s(request), time.monotonic()
+        is_inner = translate.is_inner(request)
         tenants = [tenant for (tenant,) in translate.texts(inputs, wire.TENANT)]
         meta = translate.optional(inputs, wire.REQUEST_META)
         # Each text's version of its tenant, and when it arrived; -1 if the client does not know.
@@ -66,11 +67,19 @@ class TritonPythonModel(StageModel):
                 tenant,
                 deadline_s,
                 arrived_ns / 1e9 if arrived_ns >= 0 else now_s,
+                is_inner=is_inner,
             )
             for *tensors, tenant, (version, arrived_ns), dispatch in zip(
                 features, tokens, tenants, known, dispatches, strict=True
             )
         ]
+
+    def take(self, texts):
+        # The look-up stage has taken the request, and has ended its own part.
+        if texts[0].is_inner:
+            return None
+        tenants = [text.tenant.decode("utf-8", "replace") for text in texts]
+        return self.stage.quotas.begin([tenant for tenant in tenants if self.stage.has_tenant(tenant)])
 
     def writer(self, request):
         write, respond = label_writer(request), translate.responder(request)

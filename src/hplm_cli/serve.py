@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hplm.access.keys import HEADER, KEY_VARIABLE
+from hplm.access.quota_keeper import QuotaKeeper
 from hplm.adapters.bank import TenantBank, is_banked
 from hplm.adapters.tenant import TenantCard
 from hplm.core import roles, wire
@@ -151,7 +152,7 @@ def serve(
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
     log = log or models.parent / ("triton-check.log" if check else "triton.log")
-    uses = record_last_uses(access, models)
+    environment = dict(access.environment)
     launch = partial(
         TritonServer,
         models,
@@ -160,7 +161,7 @@ def serve(
         flags=[*access.flags, *context.args],
         log=log,
         tied=True,
-        environment=access.environment,
+        environment=environment,
     )
     server = KeptServer(
         models,
@@ -169,8 +170,11 @@ def serve(
         start_timeout_s=start_timeout,
     )
     readiness.follow(server, ports.http_url)
-    jobs = None
+    jobs = uses = quotas = None
     try:
+        uses = record_last_uses(access, models)
+        if (quotas := start_quotas(models, console)) is not None:
+            environment |= quotas.environment
         server.start()
         predictions = _predictions(console, ports.http_url, shown, access)
         if check:
@@ -207,6 +211,8 @@ def serve(
                 ending.join()
             if uses is not None:
                 uses.close()
+            if quotas is not None:
+                quotas.stop()
             readiness.close()
             if endpoint is not None:
                 endpoint.close()
@@ -221,6 +227,18 @@ def _drain(console: Console, server: KeptServer, timeout_s: float) -> None:
     console.print(f"Stopping ... (accepted requests are answered for up to {timeout_s:g} s; a second Ctrl-C ends this)")
     if not server.drain(timeout_s, is_cut_short.is_set):
         console.print("requests that were accepted are not all answered: they are refused now", style="yellow")
+
+
+def start_quotas(models: Path, console: Console) -> QuotaKeeper | None:
+    """Start to lease quotas from the registry. Return None, and say so, if the registry cannot be written."""
+    served = roles.served_base(models)
+    try:
+        keeper = QuotaKeeper(Store(served.store_root, served.settings.encode.registry))
+    except (RegistryError, OSError) as error:
+        console.print(f"limits of tenants are not shared with other servers: {error}", style="yellow", markup=False)
+        return None
+    keeper.start()
+    return keeper
 
 
 def start_worker(models: Path, *, wanted: bool | None, log: Path) -> Supervisor | None:

@@ -310,6 +310,8 @@ def show_tenant(
 ) -> None:
     """Show a tenant's bases with their versions, a version's domain and scores, and the versions that it can go back to.
 
+    Also the tenant's texts of the last hour and day by outcome, as counted on the server's machine.
+
     Examples:
 
       hplm tenant show acme
@@ -333,6 +335,8 @@ def show_tenant(
             say(line)
         return
     _print_summary(tenant)
+    for period, counts in tenant.recent.items():
+        say(f"last {period}: {', '.join(f'{count:,} {outcome}' for outcome, count in counts.items())}")
     for line in (*width_and_baselines(tenant.about), *student_lines(tenant.about), *warning_lines(tenant.about)):
         say(line)
     print_records(tenant.versions, ("version", "base", "created_s", "scores"), as_json=False)
@@ -407,6 +411,44 @@ def rollback(
     served = {key: answer[key] for key in ("tenant", "version", "bases")}
     over = f" ({format_value('bases', answer['bases'])})" if len(answer["bases"]) > 1 else ""
     print_outcome(served, f"tenant {name} is at version {answer['version']}{over}", as_json)
+
+
+@app.command()
+def limit(
+    name: Annotated[str | None, typer.Argument(help="Name of the tenant.")] = None,
+    default: Annotated[
+        bool, typer.Option("--default", help="The limits of all tenants that have none of their own.")
+    ] = False,
+    requests_per_second: Annotated[float | None, typer.Option(help="Most requests a second.")] = None,
+    tokens_per_second: Annotated[float | None, typer.Option(help="Most tokens a second.")] = None,
+    concurrent: Annotated[int | None, typer.Option(help="Most requests at the same time.")] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all limits.")] = False,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Set all limits of a tenant within a second; limits that are not given are removed. Without options show the limits.
+
+    A request over a limit gets the error QUOTA, which says after how many seconds to try again.
+
+    Examples:
+
+      hplm tenant limit acme --requests-per-second 50 --tokens-per-second 5000
+
+      hplm tenant limit --default --concurrent 16
+    """
+    with printing_errors(as_json):
+        if (name is None) != default:
+            raise BadInputError("give the name of a tenant, or --default")
+    with open_client(url, as_json=as_json) as client:
+        limits = client.limit_tenant(
+            name,
+            requests_per_s=requests_per_second,
+            tokens_per_s=tokens_per_second,
+            concurrent=concurrent,
+            clear=clear,
+        )
+    own = ", ".join(f"{key} {value:,g}" for key, value in limits["in_force"].items() if value is not None)
+    print_outcome(limits, f"{'the default of tenants' if default else f'tenant {name}'}: {own or 'no limits'}", as_json)
 
 
 def _submit(

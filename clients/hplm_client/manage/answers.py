@@ -105,12 +105,14 @@ class Cascade:
 class TenantDetails(Tenant):
     """A tenant with its kept versions over all bases and with `about`: scores, confusion, training curve, examples.
 
-    `cascade` is None for a tenant without levels.
+    `cascade` is None for a tenant without levels. `recent` has the tenant's texts of the last `hour` and `day` on the server's
+    machine by outcome (`ok`, `refused`, `invalid`, `failed`), and their `tokens`. It is empty if the server cannot tell.
     """
 
     about: dict[str, Any] = field(default_factory=dict)
     versions: tuple[Version, ...] = ()
     cascade: Cascade | None = None
+    recent: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

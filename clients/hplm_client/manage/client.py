@@ -266,6 +266,24 @@ class ManageClient:
         """
         return int(self.ask("tenant.rollback", tenant=tenant, version=version)["version"])
 
+    def limit_tenant(
+        self,
+        tenant: str | None,
+        *,
+        requests_per_s: float | None = None,
+        tokens_per_s: float | None = None,
+        concurrent: int | None = None,
+        clear: bool = False,
+    ) -> dict[str, Any]:
+        """Set all limits of a tenant within a second, or with None the default of all tenants. Limits left out are removed.
+
+        Without limits nothing is changed, unless `clear` removes all. Return the limits, with `in_force` those of the default
+        where the tenant has none. Raises UnknownTenantError.
+        """
+        limits = {"requests_per_s": requests_per_s, "tokens_per_s": tokens_per_s, "concurrent": concurrent}
+        answer = self.ask("tenant.limit", tenant=tenant, **limits, clear=clear or None)
+        return {key: answer[key] for key in ("tenant", "limits", "in_force")}
+
     def set_least_students(self, tenant: str, least: int) -> None:
         """Answer each text of a tenant by at least `least` of its students within a second, without training.
 

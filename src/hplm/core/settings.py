@@ -33,6 +33,10 @@ Quantization = Literal["none", "int8"]
 # How the texts of a batch are laid out in one tensor, see `hplm.engine.layouts`.
 Batching = Literal["packed", "naive", "turbo", "concat", "slotted"]
 
+# What metrics call a tenant: by its name, or by a hash of the name.
+TenantLabel = Literal["name", "hash"]
+# The most tenants with a label of their own in the metrics of a stage: each takes up to about 70 time series.
+MOST_METRIC_TENANTS = 1000
 
 # The `lower_form` of a base without lower layers.
 WHOLE = "whole"
@@ -118,6 +122,14 @@ class BaseConfig:
 
 
 @dataclass(frozen=True)
+class Metering:
+    """How a stage counts by tenant: the busiest `tenants` have labels of their own, of the form `label`."""
+
+    tenants: int
+    label: TenantLabel
+
+
+@dataclass(frozen=True)
 class StageSettings:
     """Settings that both stages have. Paths are relative to the folder of the settings file.
 
@@ -139,12 +151,20 @@ class StageSettings:
     tenant_weights: dict[str, Any] = field(default_factory=dict)
     trace: str = ""
     exclusive_lock: str = ""
+    metric_tenants: int = 20
+    tenant_label: TenantLabel = "name"
 
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_requests", "queue_capacity")
         at_least(self, 0, "num_threads")
+        _within(self, "metric_tenants", 0, MOST_METRIC_TENANTS)
         _positive(self, "default_deadline_s")
         _weights(self.tenant_weights)
+
+    @property
+    def metering(self) -> Metering:
+        """How the stage counts by tenant."""
+        return Metering(self.metric_tenants, self.tenant_label)
 
 
 @dataclass(frozen=True)
@@ -318,8 +338,16 @@ class RouteSettings:
     gather_ms: float = 2.0
     call_texts: int = 64
     calls: int = 8
+    metric_tenants: int = StageSettings.metric_tenants
+    tenant_label: TenantLabel = StageSettings.tenant_label
+
+    @property
+    def metering(self) -> Metering:
+        """How the stage counts by tenant."""
+        return Metering(self.metric_tenants, self.tenant_label)
 
     def __post_init__(self) -> None:
+        _within(self, "metric_tenants", 0, MOST_METRIC_TENANTS)
         for base, model in self.models.items():
             if not isinstance(model, str) or not model:
                 raise ConfigError(f"models: the model of base {base!r} must be a name, got {reprlib.repr(model)}")

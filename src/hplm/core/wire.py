@@ -53,6 +53,9 @@ REQUEST_META = "REQUEST_META"
 # UINT8 [70], optional: the proof of one of the server's stages that it has checked the key, see `hplm.access.gate`.
 PROOF = "PROOF"
 
+# The parameter of requests that one of our models sends to another. Triton hands it on to the steps of an ensemble.
+INNER = "hplm_inner"
+
 # Ends of Triton's own messages if its queue before a stage is full, and if a request has waited there longer than its
 # `timeout`. Over gRPC both are UNAVAILABLE.
 TRITON_FULL = "Exceeds maximum queue size"

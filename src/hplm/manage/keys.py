@@ -1,4 +1,4 @@
-"""Answers manage requests about keys and the audit log."""
+"""Answers manage requests about keys, limits and the audit log."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hplm.access.keys import new_key
 from hplm.manage import requests
 from hplm.registry.access.audit import AuditEntry
 from hplm.registry.access.keys import AccessKey
+from hplm.registry.access.limits import DEFAULT
 from hplm.registry.registry import Registry
 
 Answer = dict[str, Any]
@@ -30,6 +31,17 @@ def listing(request: requests.ListKeys, registry: Registry) -> Answer:
 
 def revoke(request: requests.OfKey, registry: Registry, now_s: float) -> Answer:
     return {"key": view(registry.revoke_key(request.key, now_s))}
+
+
+def limit(request: requests.LimitTenant, registry: Registry) -> Answer:
+    """Set the limits of a tenant, or the default of all tenants, if the request gives any; return them."""
+    tenant = request.tenant or DEFAULT
+    if request.clear or not request.limits.is_none:
+        registry.set_limits(tenant, request.limits)
+    elif request.tenant is not None:
+        registry.tenant(request.tenant)
+    own, default = registry.limits(tenant), registry.limits(DEFAULT)
+    return {"tenant": request.tenant, "limits": vars(own), "in_force": vars(own.over(default))}
 
 
 def audit(request: requests.ListAudit, registry: Registry) -> Answer:

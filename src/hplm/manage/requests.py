@@ -29,12 +29,15 @@ from hplm.manage.request_parts import (
     between,
     check_id,
 )
+from hplm.quotas.limits import Limits
 from hplm.registry.records import JobState
 from hplm.tasks.task_loader import task_named
 
 MOST_LEVELS = 4  # of a cascade; the number of combinations that are tried doubles with each
 MOST_DEV_FILES = 16  # most files of labelled examples to compare a domain on
 MOST_LISTED = 1000  # most entries of one listing
+LEAST_RATE, MOST_RATE = 0.01, 1e9  # requests or tokens a second of a limit
+MOST_CONCURRENT = 1_000_000  # requests at the same time of a limit
 MOST_INTEGER = 1 << 62  # largest size or offset of a file
 MOST_EXPIRY_S = 100 * 365 * 86_400.0  # longest life of a key that expires
 MOST_VERSION = (1 << 31) - 1  # the largest number that PostgreSQL's column holds
@@ -277,6 +280,33 @@ class OfKey(ManageRequest):
     def __post_init__(self) -> None:
         if not _KEY_ID.fullmatch(self.key):
             raise ConfigError("key must be the public id of a key: the part between `hplm_` and the second `_`")
+
+
+@dataclass(frozen=True)
+class LimitTenant(ManageRequest):
+    """A request to set all limits of a tenant, or without `tenant` the default of all tenants. Limits left out are removed.
+
+    A request without limits only asks for them, unless it has `clear`, which removes all.
+    """
+
+    tenant: str | None = None
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    concurrent: int | None = None
+    clear: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between("requests_per_s", self.requests_per_s, LEAST_RATE, MOST_RATE)
+        between("tokens_per_s", self.tokens_per_s, LEAST_RATE, MOST_RATE)
+        between("concurrent", self.concurrent, 1, MOST_CONCURRENT)
+        if self.clear and not self.limits.is_none:
+            raise ConfigError("`clear` removes all limits: give either limits or `clear`")
+
+    @property
+    def limits(self) -> Limits:
+        """The limits that the request gives."""
+        return Limits(self.requests_per_s, self.tokens_per_s, self.concurrent)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ RIGHTS: dict[str, Right] = {
     "key.create": ADMIN,
     "key.list": ADMIN,
     "key.revoke": ADMIN,
+    "tenant.limit": ADMIN,
     "audit.list": ADMIN,
 }
 

@@ -34,6 +34,7 @@ from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
 from hplm.manage.rights import WATCH
 from hplm.manage.uploads import Uploads
+from hplm.metering.recent_counts import DAY, HOUR, read_recent
 from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import uploads_to_drop
@@ -458,6 +459,9 @@ class ManageService:
             for version in self._registry.tenant_versions(request.tenant)
         ]
         shown = {**views.tenant(record), "about": record.current.about, "versions": versions}
+        with suppress(OSError):
+            recent = read_recent(self._store.root, self._store.registry, request.tenant)
+            shown["recent"] = {"hour": recent[HOUR]._asdict(), "day": recent[DAY]._asdict()}
         if cascade is not None:
             last = list(cascade.levels)[-1] if cascade.plan is None else cascade.plan.levels[-1].base
             found = self._registry.find_tenant(request.tenant, last)
@@ -538,6 +542,9 @@ class ManageService:
             self._access.refresh()
         return answer
 
+    def _limit_tenant(self, request: requests.LimitTenant) -> Answer:
+        return keys.limit(request, self._registry)
+
     def _list_audit(self, request: requests.ListAudit) -> Answer:
         return keys.audit(request, self._registry)
 
@@ -550,6 +557,7 @@ class ManageService:
         "tenant.delete": (requests.OfTenant, _delete_tenant),
         "tenant.rollback": (requests.RollBackTenant, _roll_back),
         "tenant.least_students": (requests.LeastStudents, _set_least_students),
+        "tenant.limit": (requests.LimitTenant, _limit_tenant),
         "tenant.show": (requests.OfTenant, _show_tenant),
         "tenant.list": (requests.ListTenants, _list_tenants),
         "domain.create": (requests.Pretrain, partial(_pretrain, kind="domain.create")),

@@ -68,6 +68,9 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._published)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._published
+
     def start(self) -> None:
         """Start to poll the registry."""
         self._poller.start()

@@ -13,6 +13,7 @@ from hplm.errors import CorruptRegistryError, MissingRegistryError, RegistryUnav
 from hplm.registry import schema
 from hplm.registry.access.audit import Audit
 from hplm.registry.access.keys import Keys
+from hplm.registry.access.limits import TenantLimits
 from hplm.registry.adoption import Adoption
 from hplm.registry.cascades import Cascades
 from hplm.registry.database import ADOPT, Database
@@ -25,7 +26,7 @@ from hplm.registry.uploads import Uploads
 from hplm.store.layout import Store
 
 
-class Registry(Domains, Tenants, Cascades, Serving, Retention, Adoption, Jobs, Uploads, Keys, Audit):
+class Registry(Domains, Tenants, Cascades, Serving, Retention, Adoption, Jobs, Uploads, Keys, Audit, TenantLimits):
     """One process's access to a store's registry, safe to use from several threads. Open it by `open` or `open_read_only`."""
 
     @classmethod

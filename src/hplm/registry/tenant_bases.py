@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, ex
 
 from hplm.errors import UnknownTenantError
 from hplm.registry.records import TenantVersion
-from hplm.registry.schema import keys, tenant_bases, tenant_versions, tenants
+from hplm.registry.schema import keys, limits, tenant_bases, tenant_versions, tenants
 
 # Joins a tenant's version with the row that makes it current.
 IS_CURRENT = and_(tenant_bases.c.tenant == tenant_versions.c.tenant, tenant_bases.c.current_id == tenant_versions.c.id)
@@ -142,7 +142,7 @@ def settle_defaults(connection: Connection, generation: int, now_s: float) -> No
     """Give tenants that changed in `generation`, and are not served over their default base, the first base that is left.
 
     A new tenant has one base, which becomes its default. A tenant without a base is deleted by this. A later tenant of its name
-    must not have its least number of students, and must not accept its keys.
+    must not have its least number of students, its limits, and must not accept its keys.
     """
     over = tenant_bases.c
     served = and_(over.tenant == tenants.c.name, over.current_id.is_not(None))
@@ -154,3 +154,5 @@ def settle_defaults(connection: Connection, generation: int, now_s: float) -> No
     gone = select(tenants.c.name).where(tenants.c.generation == generation, tenants.c.default_base.is_(None))
     theirs = update(keys).where(keys.c.tenant.in_(gone), keys.c.revoked_s.is_(None))
     connection.execute(theirs.values(revoked_s=now_s, generation=generation))
+    none = {"requests_per_s": None, "tokens_per_s": None, "concurrent": None, "generation": generation}
+    connection.execute(update(limits).where(limits.c.tenant.in_(gone)).values(none))

@@ -82,6 +82,8 @@ class BatchLoop(Generic[Item, Answer]):
         self._pacing = BatchPacing(every_s)
         self._nice = nice
         self._crowded_nice = nice if crowded_nice is None else crowded_nice
+        # Takes note of each answered request's seconds in the queue and in its batch.
+        self.note_times: Callable[[Request[Item, Answer], float, float], None] | None = None
         # The computing thread's priority now.
         self._current_nice = 0
         self._ids = itertools.count()
@@ -262,6 +264,9 @@ class BatchLoop(Generic[Item, Answer]):
                         answered.add(index)
                         is_sound = is_sound and not isinstance(answer, InternalError)
                         self._answers.give(requests[index].client, answer)
+                        if self.note_times is not None and not isinstance(answer, HplmError):
+                            request = requests[index]
+                            self.note_times(request, start - request.received_s, self._clock() - start)
         except BaseException as error:
             # Also errors that are no Exception, such as a panic in Rust: without this thread the stage would answer nothing.
             log_rate_limited(f"{self._name} failed on a batch ({type(error).__name__})", error)

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,8 @@ class EngineStage(Stage[Input, Item, Answer]):
 
     Raises RegistryError, ArtifactError or ConfigError if the store is not sound.
     """
+
+    work: ClassVar[str] = "compute"
 
     def __init__(
         self,

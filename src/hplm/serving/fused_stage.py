@@ -140,6 +140,14 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
     def _look_up(self, items: Sequence[FusedItem]) -> None:
         with self._looking_up:
             missing = [item for item in items if item.looked_up is None]
+            begun_s = time.monotonic()
             for indices, answers in self.lookup.look_up([item.text for item in missing]):
                 for index, answer in zip(indices, answers, strict=True):
                     missing[index].looked_up = answer
+                    if isinstance(answer, LookupAnswer):
+                        text = missing[index].text
+                        self.quotas.correct(text.tenant.name, text.charged, len(answer.tokens))
+                    if self._meter is not None and isinstance(answer, LookupAnswer):
+                        tenant = missing[index].text.tenant.name.encode()
+                        self._meter.note_part(tenant, "look_up", time.monotonic() - begun_s)
+                        self._meter.note_tokens(tenant, len(answer.tokens))

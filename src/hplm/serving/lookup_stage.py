@@ -11,12 +11,13 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hplm.access.gate import NO_PROOF
+from hplm.access.quotas import estimated_tokens
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import TenantCard
@@ -53,8 +54,6 @@ from hplm.store.layout import Store
 RawTexts = tuple[bytes, ...]
 # Cards that are remembered: two numbers for each tenant's version, until the version is forgotten.
 MOST_CARDS = 1_000_000
-# In English text. The queue plans with this estimate, because the number of tokens is known only after tokenising.
-BYTES_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,10 @@ class LookupAnswer:
 
 @dataclass(frozen=True)
 class LookupItem:
-    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id` as in Request."""
+    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id` as in Request.
+
+    `charged`: the estimate that the tenant's quota of tokens was charged, which knows no maximum.
+    """
 
     tenant: ServedTenant
     text: TextOrPair
@@ -84,6 +86,7 @@ class LookupItem:
     waits_for_others: bool
     students: StudentRange = ONE_STUDENT
     key_id: str = ""
+    charged: int = 0
 
 
 class TextLookup:
@@ -159,7 +162,7 @@ class TextLookup:
             domain = yield Load(partial(self.domains.fetch, tenant.lineage), tenant.name)
         text = check_text_count(text, card.texts)
         students = students_of(tenant, card.students)
-        estimate = sum(len(part) // BYTES_PER_TOKEN + 1 for part in raw) + 1
+        estimate = estimated_tokens(raw)
         tokens = min(estimate, self._max_tokens)
         waits_for_others = request.client.waits_for_others
         if self._downstream.would_be_late(
@@ -170,7 +173,9 @@ class TextLookup:
             waits_for_others=waits_for_others,
         ):
             raise DeadlineError("the deadline cannot be met; it was not computed")
-        return LookupItem(tenant, text, domain, tokens, request.arrived_s, waits_for_others, students, request.key_id)
+        return LookupItem(
+            tenant, text, domain, tokens, request.arrived_s, waits_for_others, students, request.key_id, estimate
+        )
 
     def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
         """Tokenise all texts together, then look them up domain by domain. One text's failure fails its own request only."""
@@ -231,6 +236,8 @@ class TextLookup:
 class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
     """Tokenise, look up, merge. Raises RegistryError, ArtifactError or ConfigError if the store is not sound."""
 
+    work: ClassVar[str] = "look_up"
+
     def __init__(self, settings: LookupSettings, folder: Path, instances: int = 1) -> None:
         """`instances`: how many processes of this stage one server runs."""
         super().__init__("plot", settings, folder, threads=1)
@@ -288,6 +295,9 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         if isinstance(answer, HplmError):
             return answer
         self._tokens += len(answer.features)
+        if self._meter is not None:
+            self._meter.note_tokens(item.tenant.name.encode(), len(answer.features))
+        self.quotas.correct(item.tenant.name, item.charged, len(answer.features))
         tokens = len(answer.features) * item.students.least
         self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.

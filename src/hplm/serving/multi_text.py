@@ -22,20 +22,23 @@ def submit_texts(
     submit: Callable[[Request[Item, Answer]], None],
     texts: Sequence[Request[Item, Answer]],
     client: Client[Sequence[Answer]],
+    note: Callable[[Request[Any, Any]], Callable[[object], None]] = lambda text: _note_nothing,
 ) -> None:
     """Submit each text of a client's request. The client gets one reply: all answers in order, or the first error.
 
     After an error the other texts are over, see `Client.is_over`. An error that `submit` raises for a
-    text is raised again, and there is no reply.
+    text is raised again, and there is no reply. `note` returns what takes note of the one answer or error of a text.
     """
     group = _TextGroup(len(texts), client)
     for index, text in enumerate(texts):
         if group.is_over:
             return
-        text.client = _TextClient(group, index)
+        note_answer = note(text)
+        text.client = _TextClient(group, index, note_answer)
         try:
             submit(text)
         except HplmError as error:
+            note_answer(error)
             if group.end():
                 raise about_text(error, index, len(texts)) from None
         except Exception:
@@ -81,9 +84,10 @@ class _TextGroup(Generic[Answer]):
 class _TextClient(Client[Answer]):
     """The client of one text of a group."""
 
-    def __init__(self, group: _TextGroup[Answer], index: int) -> None:
+    def __init__(self, group: _TextGroup[Answer], index: int, note_answer: Callable[[object], None]) -> None:
         self._group = group
         self._index = index
+        self._note_answer = note_answer
 
     @property
     def is_over(self) -> bool:
@@ -95,10 +99,15 @@ class _TextClient(Client[Answer]):
 
     def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:
         assert is_last, "a text has one answer"
+        self._note_answer(answer)
         self._group.take(self._index, answer)
 
     def is_cancelled(self) -> bool:
         return self._group.client.is_cancelled()
+
+
+def _note_nothing(answer: object) -> None:
+    pass
 
 
 def pack(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

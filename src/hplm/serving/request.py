@@ -46,7 +46,8 @@ class Request(Generic[Item, Answer]):
 
     `tenant` as the client wrote it. `deadline_s`: seconds from arrival to answer, None for the default in the stage's
     settings. `arrived_s`: when the request reached the server, by the monotonic clock. `key_id`: the public id of the key that
-    the stage's gate has accepted, empty if the server needs no keys.
+    the stage's gate has accepted, empty if the server needs no keys. `received_s`: when this stage read the request.
+    `is_inner`: another model of this server asks, which counts the request for its tenant.
     """
 
     item: Item
@@ -55,10 +56,21 @@ class Request(Generic[Item, Answer]):
     arrived_s: float = field(default_factory=time.monotonic)
     client: Client[Answer] = NOBODY
     key_id: str = ""
+    received_s: float = field(default_factory=time.monotonic)
+    is_inner: bool = False
 
     def with_item(self, item: NextItem) -> Request[NextItem, Answer]:
         """Return the same request with another item: what admission has made of the first."""
-        return Request(item, self.tenant, self.deadline_s, self.arrived_s, self.client, self.key_id)
+        return Request(
+            item,
+            self.tenant,
+            self.deadline_s,
+            self.arrived_s,
+            self.client,
+            self.key_id,
+            self.received_s,
+            self.is_inner,
+        )
 
     def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:
         """Send an answer or an error to the client."""

@@ -11,11 +11,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
 from hplm.access.gate import open_gate
+from hplm.access.quotas import open_quotas
 from hplm.adapters.bank import TenantBank
 from hplm.core.settings import EncodeSettings, LookupSettings
 from hplm.errors import (
@@ -27,6 +28,7 @@ from hplm.errors import (
     RegistryError,
     RegistryUnavailableError,
 )
+from hplm.metering.text_meter import TextMeter, open_meter
 from hplm.models import base as bases
 from hplm.models.device import is_device_lost, use_threads
 from hplm.registry.catalog import Catalog
@@ -86,14 +88,18 @@ class Stage(ABC, Generic[Input, Item, Answer]):
 
     The skeleton follows the registry, bounds and refuses requests, runs the queue and the batch loop, and counts.
     Raises RegistryError, ArtifactError or ConfigError on construction if the store is not sound. A subclass calls
-    `_open_queue` at the end of its own constructor.
+    `_open_queue` at the end of its own constructor. `work` names the stage's work on a batch in the metrics of tenants.
     """
+
+    work: ClassVar[str]
 
     def __init__(self, name: str, settings: LookupSettings | EncodeSettings, folder: Path, *, threads: int) -> None:
         """Open the store; `settings` come from `folder`. Torch computes with `threads`."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         use_threads(threads)
         self.name = name
+        self._metering = settings.metering
+        self._meter: TextMeter | None = None
         self._store = Store((folder / settings.store).resolve(), settings.registry)
         self._base = bases.load(self._store.base(settings.base), verify=settings.verify)
         self._catalog = Catalog(self._store, settings.base, on_forgotten=self.forget)
@@ -101,6 +107,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._tracer = Tracer(Path(settings.trace) if settings.trace else None, name)
         self._load_permits = LoadPermits(settings.queue_capacity)
         self.gate = open_gate(self._store)
+        self.quotas = open_quotas(self._store, SERVER)
 
     def _open_queue(
         self,
@@ -166,11 +173,24 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         """Free what is kept of tenants' versions that no request can ask for any more."""
         self._bank.drop({old.path for old in versions} - {served.path for served in self._catalog.retained()})
 
+    def open_meter(self) -> TextMeter:
+        """Return a meter of this stage's texts, which takes note of times from now on. The caller notes answers."""
+        meter = self._meter = open_meter(self.name, self._metering, self._store.root, self._store.registry)
+        work = self.work
+
+        def note_times(request: Request[Any, Answer], waited_s: float, worked_s: float) -> None:
+            meter.note_part(request.tenant, "queue", waited_s)
+            meter.note_part(request.tenant, work, worked_s)
+
+        self._batch_loop.note_times = note_times
+        return meter
+
     def start(self) -> None:
         """Begin to answer requests."""
         freeze_garbage_collection()
         self._catalog.start()
         self.gate.start()
+        self.quotas.start()
         self._batch_loop.start()
 
     def stop(self) -> None:
@@ -178,6 +198,7 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._batch_loop.stop()
         self.close()
         self.gate.close()
+        self.quotas.close()
         self._catalog.close()
         self._tracer.close()
 
@@ -190,6 +211,10 @@ class Stage(ABC, Generic[Input, Item, Answer]):
     def waiting(self) -> int:
         """The number of requests that wait for a batch or for a load."""
         return self._batch_loop.waiting
+
+    def has_tenant(self, name: str) -> bool:
+        """Return whether there is a tenant of this name, as far as the registry could be read."""
+        return name in self._catalog
 
     @property
     def tenants(self) -> int:

@@ -14,7 +14,9 @@ from hplm_loadtest.scenarios.server_metrics import metric_value
 
 from hplm.core.roles import served_base
 from hplm.engine import reference
+from hplm.metering.recent_counts import DAY, read_recent
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
+from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
@@ -81,3 +83,18 @@ def test_each_tells_what_waits_and_leaves_nothing_behind(models: Path) -> None:
         # A fused process tells nobody: it admits requests to its own queue.
         until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == (0 if served_base(models).form == "fused" else 2))
     assert not list(SHARED_MEMORY.glob(pattern))
+
+
+def test_all_processes_count_for_the_same_tenant(models: Path, server: TritonServer) -> None:
+    store = Store(models.parent / "store")
+    before = read_recent(store.root, "", "beta")[DAY]
+
+    async def ask() -> None:
+        async with AsyncClient(server.ports.grpc_url) as client:
+            await asyncio.gather(*(client.predict("beta", text) for text in TEXTS * 20))
+
+    asyncio.run(ask())
+    wanted = before.ok + 20 * len(TEXTS)
+    until(lambda: read_recent(store.root, "", "beta")[DAY].ok == wanted)
+    family = 'hplm_tenant_texts_total{tenant="beta",outcome="ok"}'
+    until(lambda: metric_value(server, family) >= 20 * len(TEXTS))

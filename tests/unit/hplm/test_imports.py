@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ("hplm.errors", "hplm.core", "hplm.runtime")
-STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.registry", "hplm.access")
+STORED = (*PLAIN, "hplm.cascade", "hplm.store", "hplm.quotas", "hplm.registry", "hplm.access")
 DATA = (*STORED, "hplm.profiles", "hplm.plot", "hplm.adapters", "hplm.scheduling", "hplm.tasks")
 COMPUTING = (*DATA, "hplm.models", "hplm.engine")
 NO_TORCH = ("torch", "tritonclient", "triton_python_backend_utils")
@@ -24,8 +24,10 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/cascade": (PLAIN, NO_TORCH),
     "src/hplm/reporting": (PLAIN, NO_TORCH),
     "src/hplm/store": (PLAIN, NO_TORCH),
-    "src/hplm/registry": ((*PLAIN, "hplm.cascade", "hplm.store"), NO_TORCH),
-    "src/hplm/access": ((*PLAIN, "hplm.store", "hplm.registry"), NO_TORCH),
+    "src/hplm/quotas": (PLAIN, NO_TORCH),
+    "src/hplm/registry": ((*PLAIN, "hplm.cascade", "hplm.store", "hplm.quotas"), NO_TORCH),
+    "src/hplm/metering": (PLAIN, NO_TORCH),
+    "src/hplm/access": ((*PLAIN, "hplm.store", "hplm.quotas", "hplm.registry"), NO_TORCH),
     "src/hplm/profiles": ((*PLAIN, "hplm.store"), NO_TORCH),
     "src/hplm/housekeeping": (STORED, NO_TORCH),
     "src/hplm/plot": ((*PLAIN, "hplm.store"), NO_TORCH),
@@ -36,17 +38,17 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
     "src/hplm/jobs": ((*STORED, "hplm.housekeeping"), NO_TORCH),
     "src/hplm/manage": (
-        (*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.tasks", "hplm.models.base_folder"),
+        (*STORED, "hplm.housekeeping", "hplm.adapters", "hplm.metering", "hplm.tasks", "hplm.models.base_folder"),
         NO_TORCH,
     ),
-    "src/hplm/serving": ((*COMPUTING, "hplm.manage"), NO_TRITON),
+    "src/hplm/serving": ((*COMPUTING, "hplm.manage", "hplm.metering"), NO_TRITON),
     "src/hplm/triton/workarounds": ((*PLAIN, "hplm.triton.releases"), ("torch", "tritonclient")),
     "src/hplm/triton/bridge": (
-        (*PLAIN, "hplm.access", "hplm.triton.workarounds", "hplm.serving.request"),
+        (*PLAIN, "hplm.access", "hplm.metering", "hplm.triton.workarounds", "hplm.serving.request"),
         ("torch", "tritonclient"),
     ),
     "src/hplm/triton/stages": (
-        (*PLAIN, "hplm.access", "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
+        (*PLAIN, "hplm.access", "hplm.metering", "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
         ("torch", "tritonclient"),
     ),
     "src/hplm/triton/launcher": (

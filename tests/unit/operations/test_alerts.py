@@ -16,7 +16,9 @@ def counted_events() -> set[str]:
     """Return the names of events: answers, error codes, and other names in `add("NAME")` and `Counter(NAME=...)`."""
     folders = (ROOT / "src/hplm/serving", ROOT / "src/hplm/triton")
     code = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    work = {name for pair in re.findall(r'\badd\("([a-z_]+)"|\b([a-z_]+)=self', code) for name in pair}
+    work = {
+        name for pair in re.findall(r'\badd\("([a-z_]+)"|\b([a-z_]+)=self|\bCounter\(([a-z_]+)=', code) for name in pair
+    }
     return {"ok"} | {kind.code.lower() for kind in errors.leaves()} | work
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from hplm.access.gate import open_gate
+from hplm.access.quotas import open_quotas
 from hplm.core.names import check_name
 from hplm.core.settings import RouteSettings, load_settings
 from hplm.errors import ConfigError, HplmError, RegistryUnavailableError
+from hplm.metering.text_meter import TextMeter, open_meter
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import freeze_garbage_collection
@@ -64,6 +66,7 @@ class RoutingStage(Generic[Settings]):
         self._store = store
         self._catalog = Catalog(store, None, on_forgotten=self.on_forgotten)
         self.gate = open_gate(store)
+        self.quotas = open_quotas(store, SERVER)
         # Answers by outcome, and what the routes count.
         self._counts = Counts()
         self._is_closed = False
@@ -87,11 +90,16 @@ class RoutingStage(Generic[Settings]):
         """The counter of the routes."""
         return self._counts
 
+    def open_meter(self) -> TextMeter:
+        """Return a meter of this stage's texts, into which the caller notes answers."""
+        return open_meter(self.name, self._settings.metering, self._store.root, self._store.registry)
+
     def start(self) -> None:
         """Begin to answer requests."""
         freeze_garbage_collection()
         self._catalog.start()
         self.gate.start()
+        self.quotas.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -103,6 +111,7 @@ class RoutingStage(Generic[Settings]):
             routes.join(until_s)
         self._thread.join(max(0.0, until_s - time.monotonic()))
         self.gate.close()
+        self.quotas.close()
         self._catalog.close()
 
     @property
@@ -114,6 +123,10 @@ class RoutingStage(Generic[Settings]):
     def waiting(self) -> int:
         """The number of texts that wait for a call."""
         return sum(routes.waiting for routes in self._routes)
+
+    def has_tenant(self, name: str) -> bool:
+        """Return whether there is a tenant of this name, as far as the registry could be read."""
+        return name in self._catalog
 
     @property
     def tenants(self) -> int:

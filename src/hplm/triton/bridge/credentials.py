@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hplm.access.gate import Credentials, Gate
+from hplm.access.key_ring import REFUSED
 from hplm.access.keys import HEADER, from_header
 from hplm.core import wire
-from hplm.errors import ConfigError
+from hplm.errors import ConfigError, ForbiddenError
 from hplm.triton.bridge import translate
 from hplm.triton.bridge.translate import Inputs
 
@@ -46,6 +47,17 @@ def admit_inner(gate: Gate, inputs: Inputs, tenants: Sequence[bytes], versions: 
     if gate.needs_keys:
         proofs = translate.optional(inputs, wire.PROOF)
         gate.admit_inner(tenants, versions, None if proofs is None else [row.tobytes() for row in proofs])
+
+
+def is_inner(gate: Gate, request: Any, inputs: Inputs) -> bool:
+    """Return whether another model of this server asks, for a request that `admit` has admitted.
+
+    With keys, raise ForbiddenError if a client claims it: only our models have proofs.
+    """
+    claimed = translate.is_inner(request)
+    if claimed and gate.needs_keys and wire.PROOF not in inputs:
+        raise ForbiddenError(REFUSED)
+    return claimed
 
 
 def single_key(request: Any) -> bytes:

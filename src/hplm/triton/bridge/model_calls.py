@@ -32,6 +32,7 @@ def call_model(
         model_name=model,
         inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
         requested_output_names=list(outputs),
+        parameters={wire.INNER: "1"},
         timeout=0 if timeout_s is None else max(1, round(timeout_s * 1e6)),
     ).exec()
     if response.has_error():

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from hplm.core import wire
 from hplm.errors import BadInputError, ConfigError, HplmError, InternalError
 from hplm.serving.request import Answer, Client
 from hplm.triton.workarounds import full_shared_memory
@@ -120,6 +121,11 @@ def refuse(error: HplmError) -> Any:
     """Return a response with an error's code and message, never a traceback."""
     code = getattr(pb_utils.TritonError, error.status)
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
+
+
+def is_inner(request: Any) -> bool:
+    """Return whether another model of this server has sent the request, see `wire.INNER`. Any client may claim it."""
+    return wire.INNER in request.parameters()
 
 
 def deadline_s(request: Any) -> float | None:

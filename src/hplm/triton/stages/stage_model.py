@@ -6,18 +6,20 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from hplm.access.gate import Gate
+from hplm.access.quotas import Held, Quotas
 from hplm.errors import HplmError
+from hplm.metering.text_meter import TextMeter
 from hplm.scheduling.batch_pacing import ReplyHold
 from hplm.serving.multi_text import submit_texts
-from hplm.serving.request import Request
+from hplm.serving.request import Client, Request
 from hplm.triton.bridge import credentials, metrics, translate
+from hplm.triton.stages.quota_client import QuotaClient
 from hplm.triton.workarounds.kept_requests import TritonWakeup
 
 Counters = Mapping[metrics.MetricFamily, Callable[[], Counter[str]]]
@@ -29,6 +31,7 @@ class AnyStage(Protocol):
 
     name: str
     gate: Gate
+    quotas: Quotas
 
     @property
     def counts(self) -> Counter[str]: ...
@@ -44,11 +47,17 @@ class AnyStage(Protocol):
 
     def count_refused(self, error: HplmError) -> None: ...
 
+    def open_meter(self) -> TextMeter: ...
+
+    def has_tenant(self, name: str) -> bool: ...
+
 
 class StageModel:
     """A Triton model over a stage: calls, wake-ups, metrics. A subclass reads requests and writes answers."""
 
     stage: AnyStage
+    # Whether an answer of the stage ends a text. Else another stage goes on with the text, and only errors end it here.
+    ends_texts = True
 
     def begin(
         self,
@@ -74,15 +83,21 @@ class StageModel:
         self._wakeup = TritonWakeup(args, translate.queue_policy(args), no_op)
         event_family = metrics.MetricFamily(f"hplm_{stage.name}_events_total", events, "event")
         waiting_family = metrics.MetricFamily(f"hplm_{stage.name}_waiting", waiting, "")
+        self._meter = stage.open_meter()
         self._metrics = metrics.MetricsPublisher(
             {**counters, event_family: lambda: stage.counts + self._wakeup.counts},
             {**gauges, waiting_family: lambda: {"": stage.waiting}},
             instance=args["model_instance_name"],
+            series=self._meter.series,
         )
         stage.start()
 
     def read(self, request: Any) -> Sequence[Request[Any, Any]]:
         """Read a Triton request: one request to the stage for each text."""
+        raise NotImplementedError
+
+    def take(self, texts: Sequence[Request[Any, Any]]) -> Held | None:
+        """Take a Triton request's texts out of the quotas of their tenants, None if nothing is limited. Raises QuotaError."""
         raise NotImplementedError
 
     def writer(self, request: Any) -> Callable[[Sequence[Any]], Any]:
@@ -96,9 +111,9 @@ class StageModel:
         responses = translate.submit_all(
             requests,
             self.read,
-            partial(submit_texts, self.stage.submit),
+            self._submit,
             self.writer,
-            self.stage.count_refused,
+            self._count_refused,
             hold_s=hold_s,
         )
         self._wakeup.call_ended(is_busy=hold_s > 0)
@@ -108,4 +123,38 @@ class StageModel:
         """End the stage."""
         self._wakeup.stop()
         self.stage.stop()
+        self._meter.stop()
         self._metrics.stop()
+
+    def _submit(self, texts: Sequence[Request[Any, Any]], client: Client[Sequence[Any]]) -> None:
+        """Submit the texts of a client's request, if the quotas of their tenants allow it. Raises an HplmError as counted."""
+        try:
+            held = self.take(texts)
+        except HplmError as error:
+            self.stage.count_refused(error)
+            for text in texts:
+                self._meter.note_answer(text.tenant, error, 0.0)
+            raise
+        if held is None:
+            submit_texts(self.stage.submit, texts, client, self._note)
+            return
+        try:
+            submit_texts(self.stage.submit, texts, QuotaClient(client, held), self._note)
+        except HplmError as error:
+            held.end(error)
+            raise
+
+    def _note(self, text: Request[Any, Any]) -> Callable[[object], None]:
+        """Return what notes the one answer of a text. It keeps nothing else of the text in memory."""
+        meter, ends_texts = self._meter, self.ends_texts
+        tenant, arrived_s, is_inner = text.tenant, text.arrived_s, text.is_inner
+
+        def note_answer(answer: object) -> None:
+            if ends_texts or isinstance(answer, HplmError):
+                meter.note_answer(tenant, answer, time.monotonic() - arrived_s, is_inner=is_inner)
+
+        return note_answer
+
+    def _count_refused(self, error: HplmError) -> None:
+        self.stage.count_refused(error)
+        self._meter.note_answer(b"", error, 0.0)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from hplm.access.gate import SERVER
+from hplm.access.quotas import Held, TextCost
 from hplm.core import wire
 from hplm.serving.request import Request
 from hplm.serving.triton_queue_time import TritonQueueTime
@@ -54,13 +56,28 @@ class TextModel(StageModel):
         self._queue_time.returned(time.monotonic())
         return responses
 
+    def take(self, texts: Sequence[Request[Any, Any]]) -> Held | None:
+        """Take texts that a client sent. What another model of this server asks was taken there."""
+        if texts[0].is_inner or texts[0].key_id == SERVER:
+            return None
+        named = ((text.tenant.decode("utf-8", "replace"), text.item) for text in texts)
+        # An invented name must not take a record of the quotas.
+        costs = [TextCost(name, _parts(item)) for name, item in named if self.stage.has_tenant(name)]
+        return self.stage.quotas.take(costs)
+
     def read(self, request: Any) -> Sequence[Request[Any, Any]]:
         """Read a Triton request: one request to the stage for each text or pair. Its item is the tuple of raw texts."""
         inputs, deadline_s = translate.inputs(request), translate.deadline_s(request)
         tenants = [tenant for (tenant,) in translate.texts(inputs, wire.TENANT)]
         # Before anything else is read: a request without its keys costs as little as possible.
         key_ids = credentials.admit(self.stage.gate, request, inputs, tenants)
+        is_inner = credentials.is_inner(self.stage.gate, request, inputs)
         return [
-            Request(tuple(text), tenant, deadline_s, self._arrived_s, key_id=key_id)
+            Request(tuple(text), tenant, deadline_s, self._arrived_s, key_id=key_id, is_inner=is_inner)
             for text, tenant, key_id in zip(translate.texts(inputs, wire.TEXT), tenants, key_ids, strict=True)
         ]
+
+
+def _parts(item: Any) -> Sequence[bytes]:
+    """Return the raw text or pair of a stage's item, which is the item itself or its `texts`."""
+    return item if type(item) is tuple else item.texts

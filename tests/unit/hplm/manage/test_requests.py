@@ -42,6 +42,8 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "tenant.delete", "tenant": "acme"},
     {"action": "tenant.rollback", "tenant": "acme", "version": 2},
     {"action": "tenant.least_students", "tenant": "acme", "least": 2},
+    {"action": "tenant.limit", "tenant": "acme", "requests_per_s": 5.5, "tokens_per_s": 100, "concurrent": 3},
+    {"action": "tenant.limit", "clear": True},
     {"action": "tenant.show", "tenant": "acme"},
     {"action": "tenant.list", "prefix": "a", "after": "ab", "limit": 5},
     {"action": "domain.create", "domain": "law", "corpus": {"path": "law.txt"}, "settings": {"tokens": 1000}},

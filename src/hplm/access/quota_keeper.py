@@ -1,0 +1,135 @@
+"""The part of `hplm serve` that leases quotas from the registry, so that all servers together keep to them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from hplm.access.limit_book import LimitBook
+from hplm.access.quotas import FILE_VARIABLE, file_of, remove_dead_files
+from hplm.errors import RegistryError
+from hplm.quotas.limits import NOTHING, Limits, Use
+from hplm.quotas.quota_file import QuotaFile
+from hplm.registry.registry import Registry
+from hplm.runtime.rate_limited_log import log_rate_limited
+from hplm.store.layout import Store
+
+# Seconds between two settlements of the tenants that ask. A lease lasts for 0.1 s of a tenant's quota.
+SETTLE_EVERY_S = 0.02
+# Seconds between two signs that this server lives.
+ANNOUNCE_EVERY_S = 1.0
+# Seconds for which a stage goes by a lease. After that it limits by itself, as if its server were the only one. A slow
+# registry must not do that, so this is much longer than a settlement takes.
+LEASED_S = 3.0
+# Seconds after a tenant's last request at which its lease goes back.
+IDLE_S = 0.5
+# Seconds between two looks whether the account of a tenant that asks for nothing now can fill its lease.
+FILL_EVERY_S = 0.05
+
+
+class QuotaKeeper:
+    """Leases quotas for one server. It writes the registry, which serving processes never do.
+
+    A server that is alone on its registry needs no leases: its stages limit by themselves. While the registry cannot be
+    written, each server limits by itself too, and the log says so. Raises RegistryError or OSError on construction.
+    """
+
+    def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.server = secrets.token_hex(8)
+        self.path = file_of(store, self.server)
+        remove_dead_files(self.path.parent)
+        self._registry = Registry.open(store)
+        self._book = LimitBook(store)
+        self._file = QuotaFile(self.path)
+        self._file.keep()
+        self._servers = 1
+        self._announced_s = 0.0
+        # Of each tenant: all spending that is booked, and when the tenant last asked while its quotas are leased.
+        self._booked: dict[str, Use] = {}
+        self._asked_s: dict[str, float] = {}
+        # When the leases of such tenants were last settled.
+        self._settled_s: dict[str, float] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="hplm-quotas", daemon=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that tell stages of the file."""
+        return {FILE_VARIABLE: str(self.path)}
+
+    def start(self) -> None:
+        """Announce this server, and begin to lease. Call it before Triton starts: the other servers must know in time."""
+        self.step()
+        self._book.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give all leases back. Call it after Triton has ended."""
+        self._stopped.set()
+        self._thread.join(timeout=5.0)
+        with suppress(RegistryError):
+            self._registry.end_server(self.server)
+        self._book.close()
+        self._registry.close()
+        self._file.close()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def step(self) -> None:
+        """Do what is due now. Raises nothing: a registry that cannot be written is logged."""
+        if self._book.is_empty and not self._asked_s:
+            # A registry without limits is not written at all.
+            return
+        now_s, asked = self._clock(), self._file.marked()
+        spent = {tenant: total.less(self._booked.get(tenant, NOTHING)) for tenant, total in asked.items()}
+        self._booked.update(asked)
+        try:
+            if now_s - self._announced_s >= ANNOUNCE_EVERY_S:
+                self._announced_s = now_s
+                self._servers = self._registry.announce_server(self.server)
+                self._file.set_servers(self._servers)
+            if self._servers > 1:
+                self._asked_s.update(dict.fromkeys(spent, now_s))
+                for tenant, settled_s in self._settled_s.items():
+                    if now_s - settled_s >= FILL_EVERY_S:
+                        spent.setdefault(tenant, NOTHING)
+                self._settle(spent, now_s)
+            idle = [tenant for tenant, asked_s in self._asked_s.items() if now_s - asked_s > IDLE_S]
+            self._give_back(idle if self._servers > 1 else list(self._asked_s))
+        except RegistryError as error:
+            log_rate_limited(f"quotas are not shared among servers now, each server limits by itself: {error.wire()}")
+
+    def _settle(self, spent: dict[str, Use], now_s: float) -> None:
+        limits = {tenant: found for tenant in spent if (found := self._limits_of(tenant)) is not None}
+        if not limits:
+            return
+        leased = self._registry.settle_quotas(self.server, {tenant: spent[tenant] for tenant in limits}, limits)
+        until_s = self._clock() + LEASED_S
+        for tenant, lease in leased.items():
+            self._file.lease(tenant, lease, self._booked.get(tenant, NOTHING), now_s, until_s)
+            self._settled_s[tenant] = now_s
+
+    def _give_back(self, tenants: list[str]) -> None:
+        if not tenants:
+            return
+        limits = {tenant: self._book.of(tenant) or Limits() for tenant in tenants}
+        self._registry.give_back_quotas(self.server, limits)
+        for tenant in tenants:
+            self._file.release(tenant, self._clock())
+            del self._asked_s[tenant]
+            self._settled_s.pop(tenant, None)
+
+    def _limits_of(self, tenant: str) -> Limits | None:
+        found = self._book.of(tenant)
+        return None if found is None or (found.requests is None and found.tokens is None) else found
+
+    def _loop(self) -> None:
+        while not self._stopped.wait(SETTLE_EVERY_S):
+            try:
+                self.step()
+            except Exception as error:
+                log_rate_limited("quotas could not be leased", error)

@@ -1,0 +1,57 @@
+"""The quotas of a tenant, and uses of them, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hplm.quotas.token_bucket import Rate, rate_of
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The quotas of a tenant: requests and tokens a second, and requests at the same time. None is not limited."""
+
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    concurrent: int | None = None
+
+    def over(self, default: Limits) -> Limits:
+        """Return these limits. A quota that these limits leave out is the quota of `default`."""
+        return Limits(**{key: vars(default)[key] if own is None else own for key, own in vars(self).items()})
+
+    @property
+    def requests(self) -> Rate | None:
+        """The quota of requests."""
+        return None if self.requests_per_s is None else rate_of(self.requests_per_s, 1.0)
+
+    @property
+    def tokens(self) -> Rate | None:
+        """The quota of tokens."""
+        return None if self.tokens_per_s is None else rate_of(self.tokens_per_s, 1.0)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is limited."""
+        return self == Limits()
+
+
+class Use(NamedTuple):
+    """Requests and tokens: what was spent, or what is leased."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+
+    def less(self, other: Use) -> Use:
+        """Return the difference."""
+        return Use(self.requests - other.requests, self.tokens - other.tokens)
+
+
+NOTHING = Use()
+
+
+class Refusal(NamedTuple):
+    """The quota that is used up, in words, and after how many seconds it has room again."""
+
+    quota: str
+    wait_s: float

@@ -1,0 +1,267 @@
+"""The file in shared memory from which all first stages of a server take their tenants' quotas.
+
+A record has a bucket of requests and a bucket of tokens. While `hplm serve` leases from the registry, the buckets hold what
+is left of the leases. Else they fill by themselves, as if this server were the only one. Each record also counts the
+requests under way, by process, so that those of a killed process count no longer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from hplm.quotas.limits import NOTHING, Limits, Refusal, Use
+from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
+from hplm.runtime.rate_limited_log import log_rate_limited
+from hplm.runtime.shared_records import SharedRecords
+
+# A tenant with a limit takes 0.4 KB from its first request on.
+MOST_TENANTS = 65_536
+# Most processes that count requests of one server.
+SEATS = 64
+# The byte whose lock the process holds that leases for the file.
+_KEEPER = 63
+# A seat is a byte of the file from here on, whose lock its process holds while it lives.
+_FIRST_SEAT = 64
+# Bytes at which the file says among how many servers the limits of concurrent requests are shared, and its lock.
+_SERVERS_AT, _SERVERS = 1024, struct.Struct("=I")
+# Seconds after which to ask again if too many requests are under way. No bucket says when one ends.
+BUSY_S = 0.05
+# Which of two copies of the state is valid. The other is written, then this number changes: a killed process leaves no half.
+_CHOICE = struct.Struct("=Q")
+_STATE = struct.Struct("=6d")
+_COUNT = struct.Struct("=I")
+_SEATS_AT = _CHOICE.size + 2 * _STATE.size
+_BODY_BYTES = _SEATS_AT + SEATS * _COUNT.size
+
+
+class _State(NamedTuple):
+    """A record: the levels of both buckets at `at_s`, all that was ever spent, and until when `hplm serve` leases.
+
+    Times are of the monotonic clock, the same for all processes of the machine. A new record is all zeros.
+    """
+
+    requests: float
+    tokens: float
+    at_s: float
+    spent_requests: float
+    spent_tokens: float
+    leased_until_s: float
+
+
+class QuotaFile:
+    """The file of one server. Safe to use from several threads and processes of one user. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._records = SharedRecords(path, _BODY_BYTES, MOST_TENANTS)
+        self._seat: int | None = None
+
+    def close(self) -> None:
+        """Close the file. The requests under way of this process count no longer."""
+        self._records.close()
+
+    def keep(self) -> None:
+        """Mark the file as in use until it is closed. Stages do so with their first request."""
+        self._records.try_keep(_KEEPER)
+
+    def take(self, tenant: str, limits: Limits, tokens: float, now_s: float) -> Refusal | None:
+        """Take a request of so many tokens, and count it as under way until `end`. Return None, or why it is refused."""
+        if (index := self._index(tenant)) is None:
+            return None
+        try:
+            with self._records.locked_record(index):
+                state = self._current(index, limits, now_s)
+                refusal = self._refusal(index, state, limits, tokens)
+                if refusal is None:
+                    state = _spend(state, 1.0, tokens)
+                    self._count(index, 1)
+                # Also after a refusal: time has passed, and `hplm serve` shall see that a lease is wanted.
+                self._write(index, state)
+        except TimeoutError as error:
+            log_rate_limited(f"a request is not counted in its tenant's quotas: {error}")
+            return None
+        self._records.mark(index)
+        return refusal
+
+    def spend(self, tenant: str, limits: Limits, use: Use, now_s: float) -> None:
+        """Charge more, or less than zero to correct an estimate. The level may fall below zero."""
+        self._change(tenant, limits, use, now_s, ended=0)
+
+    def begin(self, tenant: str, limits: Limits, now_s: float) -> None:
+        """Count a request as under way here. Another process has taken the request out of the quotas."""
+        self._change(tenant, limits, NOTHING, now_s, ended=-1)
+
+    def end(self, tenant: str, limits: Limits, now_s: float, refund: Use = NOTHING) -> None:
+        """Count a request as no longer under way, and give back what it has not used."""
+        self._change(tenant, limits, Use(-refund.requests, -refund.tokens), now_s, ended=1)
+
+    def under_way(self, tenant: str) -> int:
+        """Return how many requests of a tenant are under way."""
+        index = self._records.find(tenant)
+        return 0 if index is None else self._under_way(index)
+
+    def marked(self) -> dict[str, Use]:
+        """Return all that was ever spent by the tenants that have asked for something since the last call."""
+        found = {}
+        for index in self._records.take_marks():
+            if (spent := self._spent(index)) is None:
+                self._records.mark(index)
+            else:
+                found[self._records.name_of(index)] = spent
+        return found
+
+    def lease(self, tenant: str, lease: Use, spent: Use, now_s: float, until_s: float) -> None:
+        """Set what a tenant may use until `until_s`: a lease, less what was spent since `spent` was read."""
+        if (index := self._index(tenant)) is None:
+            return
+        try:
+            with self._records.locked_record(index):
+                state = self._read(index)
+                since = Use(state.spent_requests, state.spent_tokens).less(spent)
+                left = lease.less(since)
+                self._write(
+                    index,
+                    state._replace(requests=left.requests, tokens=left.tokens, at_s=now_s, leased_until_s=until_s),
+                )
+        except TimeoutError as error:
+            log_rate_limited(f"a lease of quotas is late: {error}")
+
+    def release(self, tenant: str, now_s: float) -> None:
+        """End a tenant's lease. From now on the buckets fill by themselves, from what was left of the lease."""
+        if (index := self._index(tenant)) is None:
+            return
+        try:
+            with self._records.locked_record(index):
+                self._write(index, self._read(index)._replace(at_s=now_s, leased_until_s=now_s))
+        except TimeoutError as error:
+            log_rate_limited(f"a lease of quotas does not end: {error}")
+
+    def set_servers(self, servers: int) -> None:
+        """Say among how many servers the limits of concurrent requests are shared."""
+        _SERVERS.pack_into(self._records.memory, _SERVERS_AT, servers)
+
+    def _spent(self, index: int) -> Use | None:
+        """Return all that was ever spent of a record, None if a stopped process holds its lock."""
+        try:
+            with self._records.locked_record(index):
+                state = self._read(index)
+        except TimeoutError:
+            return None
+        return Use(state.spent_requests, state.spent_tokens)
+
+    def _index(self, tenant: str) -> int | None:
+        if (index := self._records.find_or_add(tenant)) is None:
+            log_rate_limited("the file of quotas is full: requests of further tenants are not limited")
+        return index
+
+    def _change(self, tenant: str, limits: Limits, use: Use, now_s: float, *, ended: int) -> None:
+        if (index := self._index(tenant)) is None:
+            return
+        try:
+            with self._records.locked_record(index):
+                if ended:
+                    self._count(index, -ended)
+                if use != NOTHING:
+                    self._write(index, _spend(self._current(index, limits, now_s), *use))
+        except TimeoutError as error:
+            log_rate_limited(f"a request's end or correction is not counted in its tenant's quotas: {error}")
+            return
+        if use != NOTHING:
+            self._records.mark(index)
+
+    def _current(self, index: int, limits: Limits, now_s: float) -> _State:
+        """Return the state now: buckets fill by themselves unless `hplm serve` leases."""
+        state = self._read(index)
+        if now_s < state.leased_until_s:
+            return state
+        levels: dict[str, float] = {}
+        for name, rate in (("requests", limits.requests), ("tokens", limits.tokens)):
+            level: float = getattr(state, name)
+            if rate is None:
+                levels[name] = 0.0
+            elif state.at_s == 0.0:
+                levels[name] = full(rate, now_s).level
+            else:
+                levels[name] = refilled(Bucket(level, state.at_s), rate, now_s).level
+        return state._replace(**levels, at_s=max(now_s, state.at_s))
+
+    def _refusal(self, index: int, state: _State, limits: Limits, tokens: float) -> Refusal | None:
+        if limits.concurrent is not None:
+            (servers,) = _SERVERS.unpack_from(self._records.memory, _SERVERS_AT)
+            share = max(1, limits.concurrent // max(1, servers))
+            # Counts of killed processes are looked for only when it matters.
+            if self._sum_of_counts(index) >= share and self._under_way(index) >= share:
+                return Refusal("concurrent requests", BUSY_S)
+        for rate, quota, level, cost in (
+            (limits.requests, "requests/s", state.requests, 1.0),
+            (limits.tokens, "tokens/s", state.tokens, tokens),
+        ):
+            if rate is not None and (left_s := wait_s(level, rate, cost)) > 0:
+                return Refusal(quota, left_s)
+        return None
+
+    def _count(self, index: int, change: int) -> None:
+        at = self._seat_at(index, self._own_seat())
+        (count,) = _COUNT.unpack_from(self._records.memory, at)
+        # One number of four bytes is written whole or not at all.
+        _COUNT.pack_into(self._records.memory, at, max(0, count + change))
+
+    def _sum_of_counts(self, index: int) -> int:
+        return sum(self._counts(index).values())
+
+    def _under_way(self, index: int) -> int:
+        return sum(
+            count
+            for seat, count in self._counts(index).items()
+            if seat == self._seat or self._records.is_locked(_FIRST_SEAT + seat)
+        )
+
+    def _counts(self, index: int) -> Mapping[int, int]:
+        """Return the requests under way by seat, without seats that have none."""
+        counts = struct.unpack_from(f"={SEATS}I", self._records.memory, self._seat_at(index, 0))
+        return {seat: count for seat, count in enumerate(counts) if count}
+
+    def _own_seat(self) -> int:
+        """Return this process's seat. A seat is taken with the first request, and what a dead process left there is removed."""
+        if self._seat is None:
+            for seat in range(SEATS):
+                if self._records.try_keep(_FIRST_SEAT + seat):
+                    for index in self._records.used():
+                        _COUNT.pack_into(self._records.memory, self._seat_at(index, seat), 0)
+                    self._seat = seat
+                    return seat
+            # More processes than seats: they share the last, and a killed one of them leaves its counts.
+            self._seat = SEATS - 1
+        return self._seat
+
+    def _seat_at(self, index: int, seat: int) -> int:
+        return self._records.body_at(index) + _SEATS_AT + seat * _COUNT.size
+
+    def _read(self, index: int) -> _State:
+        at = self._records.body_at(index)
+        (choice,) = _CHOICE.unpack_from(self._records.memory, at)
+        return _State(*_STATE.unpack_from(self._records.memory, at + _CHOICE.size + choice * _STATE.size))
+
+    def _write(self, index: int, state: _State) -> None:
+        at = self._records.body_at(index)
+        (choice,) = _CHOICE.unpack_from(self._records.memory, at)
+        _STATE.pack_into(self._records.memory, at + _CHOICE.size + (1 - choice) * _STATE.size, *state)
+        _CHOICE.pack_into(self._records.memory, at, 1 - choice)
+
+
+def is_in_use(path: Path) -> bool:
+    """Return whether a living process uses the file. Raises OSError."""
+    with closing(SharedRecords(path, _BODY_BYTES, MOST_TENANTS)) as records:
+        return records.is_locked(_KEEPER, 1 + SEATS)
+
+
+def _spend(state: _State, requests: float, tokens: float) -> _State:
+    return state._replace(
+        requests=state.requests - requests,
+        tokens=state.tokens - tokens,
+        spent_requests=state.spent_requests + requests,
+        spent_tokens=state.spent_tokens + tokens,
+    )

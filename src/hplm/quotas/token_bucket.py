@@ -1,0 +1,75 @@
+"""Token buckets: how much of a quota a tenant may use now. Pure; time is handed in, in seconds of any one clock."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# Seconds of a quota that may be used at once, and that a server leases at once.
+LEASE_S = 0.1
+
+
+class Rate(NamedTuple):
+    """A quota: `per_s` units a second, of which at most `capacity` gather."""
+
+    per_s: float
+    capacity: float
+
+
+class Bucket(NamedTuple):
+    """The rest of a quota at a time. `level` is below zero after a use that was larger than the capacity."""
+
+    level: float
+    at_s: float
+
+
+def rate_of(per_s: float, least: float = 0.0) -> Rate:
+    """Return the quota of `per_s` units a second. At least `least` units gather, so that the smallest use passes."""
+    return Rate(per_s, max(least, LEASE_S * per_s))
+
+
+def full(rate: Rate, now_s: float) -> Bucket:
+    """Return the bucket of a quota that was not used for long."""
+    return Bucket(rate.capacity, now_s)
+
+
+def refilled(bucket: Bucket, rate: Rate, now_s: float) -> Bucket:
+    """Return the bucket as it is now. A clock that was set back refills nothing."""
+    passed_s = max(0.0, now_s - bucket.at_s)
+    return Bucket(min(rate.capacity, bucket.level + passed_s * rate.per_s), max(now_s, bucket.at_s))
+
+
+def wait_s(level: float, rate: Rate, cost: float) -> float:
+    """Return the seconds until `cost` may be used, 0 if it may be now.
+
+    A use larger than the capacity may begin when the bucket is full. The level is then below zero until the quota has
+    made up for it, so that the average never exceeds the quota.
+    """
+    return max(0.0, min(cost, rate.capacity) - level) / rate.per_s
+
+
+class Settled(NamedTuple):
+    """A quota's account after a server has settled, and the lease that the server holds now."""
+
+    account: Bucket
+    lease: float
+
+
+def settle(account: Bucket, rate: Rate, lease: float, spent: float, now_s: float) -> Settled:
+    """Book what a server has `spent` since it last settled, and lease it what the account has, up to the rate's capacity.
+
+    `lease` is what the server held. A server may have spent more than that: before it had a lease, or in one large use. The
+    account pays for it, below zero if need be, so that other servers wait.
+    """
+    level = refilled(account, rate, now_s).level
+    left = lease - spent
+    # Below zero the account pays; above the capacity, after a correction, the account gets the rest back.
+    kept = min(max(left, 0.0), rate.capacity)
+    level += left - kept
+    granted = max(0.0, min(rate.capacity - kept, level))
+    return Settled(Bucket(min(level - granted, rate.capacity), max(now_s, account.at_s)), kept + granted)
+
+
+def given_back(account: Bucket, rate: Rate, lease: float, now_s: float) -> Bucket:
+    """Return the account after the lease of a server that is idle, or lost, came back."""
+    now = refilled(account, rate, now_s)
+    return Bucket(min(rate.capacity, now.level + lease), now.at_s)

@@ -1,0 +1,158 @@
+"""Quotas on a real server with two look-up processes, directly and through the model that routes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+from hplm_client import AsyncClient
+from hplm_loadtest.scenarios.server_metrics import metric_value
+from typer.testing import CliRunner
+
+from hplm.access.quota_keeper import QuotaKeeper
+from hplm.core import wire
+from hplm.core.settings import ManagerSettings
+from hplm.errors import QuotaError
+from hplm.quotas.limits import Limits
+from hplm.quotas.token_bucket import LEASE_S
+from hplm.registry.registry import Registry
+from hplm.store.layout import Store
+from hplm.triton.launcher.ports import free_ports
+from hplm.triton.launcher.server import TritonServer
+from hplm_cli import make_app
+from tests import tiny
+from tests.triton.cascade.making import Making, make_bases, table_of
+from tests.waiting import until
+
+pytestmark = pytest.mark.triton
+TENANT, OTHER = "ina", "mia"
+RACERS = 64
+RATE = 40.0
+
+
+class Served:
+    """A server with its quotas, and the store."""
+
+    def __init__(self, server: TritonServer, keeper: QuotaKeeper, store: Store) -> None:
+        self.server, self.keeper, self.store = server, keeper, store
+
+    @contextmanager
+    def limited(self, tenant: str, limits: Limits) -> Iterator[None]:
+        """Limit a tenant as long as the block lasts."""
+        with closing(Registry.open(self.store)) as registry:
+            registry.set_limits(tenant, limits)
+            time.sleep(0.6)  # two polls of each stage
+            try:
+                yield
+            finally:
+                registry.set_limits(tenant, Limits())
+                time.sleep(0.6)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    models = make_bases(
+        tmp_path_factory.mktemp("quotas"), ManagerSettings("", "tiny", "general-tiny"), look_up_instances=2
+    )
+    store, making = Store(models.parent / "store"), Making.over(models.parent)
+    for seed, (tenant, base) in enumerate(((TENANT, "small"), (OTHER, "middle"))):
+        over = making.bases[base]
+        tiny.make_tenant(store, over, tenant, seed, "alpha", domain=table_of(over.config))
+    keeper = QuotaKeeper(store)
+    keeper.start()
+    try:
+        with TritonServer(
+            models, free_ports(), log=models.parent / "triton.log", environment=keeper.environment
+        ) as running:
+            running.wait_ready()
+            yield Served(running, keeper, store)
+    finally:
+        keeper.stop()
+
+
+async def race(url: str, model: str, tenant: str, seconds: float) -> tuple[int, list[QuotaError], float]:
+    """Ask from many tasks at once. Return the answers, the refusals, and how long it took."""
+    refused: list[QuotaError] = []
+    answered, began_s = 0, time.monotonic()
+
+    async def ask(client: AsyncClient) -> None:
+        nonlocal answered
+        while time.monotonic() - began_s < seconds:
+            try:
+                await client.predict(tenant, "the red cat")
+                answered += 1
+            except QuotaError as error:
+                refused.append(error)
+                await asyncio.sleep(0.01)
+
+    async with AsyncClient(url, model=model) as client:
+        await asyncio.gather(*(ask(client) for _ in range(RACERS)))
+    return answered, refused, time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("model", ["small", wire.ROUTER, wire.CASCADE])
+def test_racing_clients_get_no_more_than_the_quota(served: Served, model: str) -> None:
+    with served.limited(TENANT, Limits(requests_per_s=RATE)):
+        answered, refused, took_s = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 2.5))
+    assert answered <= RATE * took_s + max(1.0, RATE * LEASE_S)
+    assert answered >= 0.5 * RATE * 2.5
+    assert refused
+    assert all(error.wait_s is not None and 0 < error.wait_s <= 1.0 for error in refused)
+
+
+def test_another_tenant_is_not_limited(served: Served) -> None:
+    with served.limited(TENANT, Limits(requests_per_s=1.0)):
+        answered, refused, _ = asyncio.run(race(served.server.ports.grpc_url, wire.ROUTER, OTHER, 0.5))
+    assert answered > 5
+    assert not refused
+
+
+def test_tokens_are_charged_as_tokenised_whichever_model_is_called(served: Served) -> None:
+    # Bytes tell of 3 tokens more or less than there are; the corrections make up for it.
+    with served.limited(TENANT, Limits(tokens_per_s=200.0)):
+        for model in ("small", wire.ROUTER):
+            before = metric_value(served.server, 'hplm_plot_events_total{event="tokens"}')
+            _, refused, took_s = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 2.0))
+            assert refused
+            time.sleep(1.5)  # until the counter is on the page
+            tokens = metric_value(served.server, 'hplm_plot_events_total{event="tokens"}') - before
+            # Requests under way at the same time may each be charged too little until they are tokenised.
+            assert 100 < tokens <= 200.0 * took_s + 200.0
+
+
+def test_requests_at_the_same_time_are_limited_and_end(served: Served) -> None:
+    for model in ("small", wire.ROUTER):
+        with served.limited(TENANT, Limits(concurrent=2)):
+            answered, refused, _ = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 1.0))
+            assert answered > 2
+            assert any("concurrent" in str(error) for error in refused)
+            until(lambda: served.keeper._file.under_way(TENANT) == 0)
+
+
+def test_refusals_are_counted_for_the_tenant(served: Served) -> None:
+    with served.limited(TENANT, Limits(requests_per_s=1.0)):
+        _, refused, _ = asyncio.run(race(served.server.ports.grpc_url, "small", TENANT, 0.2))
+    assert refused
+    family = f'hplm_tenant_texts_total{{stage="plot",tenant="{TENANT}",outcome="quota"}}'
+    until(lambda: metric_value(served.server, family) >= len(refused), 20)
+
+
+def test_the_command_sets_shows_and_removes_limits(served: Served) -> None:
+    def run(*arguments: str) -> str:
+        env = {"HPLM_URL": served.server.ports.grpc_url}
+        done = CliRunner().invoke(make_app("tenant"), ["tenant", "limit", *arguments], env=env)
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
+
+    run("--default", "--concurrent", "9")
+    run(TENANT, "--requests-per-second", "5", "--tokens-per-second", "300")
+    shown = json.loads(run(TENANT, "--json"))
+    assert shown["limits"] == {"requests_per_s": 5.0, "tokens_per_s": 300.0, "concurrent": None}
+    assert shown["in_force"] == {"requests_per_s": 5.0, "tokens_per_s": 300.0, "concurrent": 9}
+    run(TENANT, "--clear")
+    run("--default", "--clear")
+    assert "no limits" in run(TENANT)

@@ -1,0 +1,245 @@
+"""Quotas of a store: limits from the registry, requests of several texts, two servers on one registry."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from hplm.access.quota_keeper import QuotaKeeper
+from hplm.access.quotas import Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
+from hplm.errors import EmptyTextError, QueueFullError, QuotaError, UnknownTenantError
+from hplm.quotas.limits import Limits, Use
+from hplm.quotas.quota_file import QuotaFile
+from hplm.quotas.token_bucket import LEASE_S
+from hplm.registry.access.limits import ALIVE_S, DEFAULT
+from hplm.registry.registry import Registry
+from hplm.store.layout import Store
+from tests.postgres import PostgresServer
+
+TEXT = [b"one short text"]
+FILMS, NEWS = TextCost("films", TEXT), TextCost("news", TEXT)
+ESTIMATE = estimated_tokens(TEXT)
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store whose registry is on either database."""
+    if request.param == "sqlite":
+        return Store(tmp_path / "store")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    server.clear()
+    return Store(tmp_path / "store", server.url)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def quotas(store: Store, registry: Registry, tmp_path: Path, clock: ManualClock) -> Iterator[Quotas]:
+    with closing(Quotas(store, tmp_path / "quotas", clock=clock)) as opened:
+        yield opened
+
+
+def limit(quotas: Quotas, registry: Registry, tenant: str, **limits: float) -> None:
+    registry.set_limits(tenant, Limits(**limits))  # type: ignore[arg-type]
+    quotas._book.refresh()
+
+
+def test_without_limits_nothing_is_held_and_no_file_is_made(quotas: Quotas, tmp_path: Path) -> None:
+    assert quotas.take([FILMS]) is None
+    assert not (tmp_path / "quotas").exists()
+
+
+def test_a_tenant_has_its_own_limits_and_the_default_where_it_has_none(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, DEFAULT, requests_per_s=1.0, concurrent=5)
+    limit(quotas, registry, "films", requests_per_s=20.0)
+    assert quotas._book.of("films") == Limits(20.0, None, 5)
+    assert quotas._book.of("news") == Limits(1.0, None, 5)
+    registry.set_limits(DEFAULT, Limits())
+    registry.set_limits("films", Limits())
+    quotas._book.refresh()
+    assert quotas._book.of("films") is None
+
+
+def test_a_request_over_the_quota_is_told_how_long_to_wait(
+    quotas: Quotas, registry: Registry, clock: ManualClock
+) -> None:
+    limit(quotas, registry, "films", requests_per_s=2.0)
+    assert quotas.take([FILMS, FILMS]) is not None
+    with pytest.raises(QuotaError, match=r"requests/s is used up; try again in 0\.500 s") as refused:
+        quotas.take([FILMS])
+    assert refused.value.wait_s == 0.5
+    clock.now_s += 0.5
+    assert quotas.take([FILMS]) is not None
+
+
+def test_a_request_of_several_tenants_takes_of_all_or_of_none(
+    quotas: Quotas, registry: Registry, clock: ManualClock
+) -> None:
+    limit(quotas, registry, DEFAULT, requests_per_s=1.0)
+    assert quotas.take([NEWS]) is not None
+    with pytest.raises(QuotaError):
+        quotas.take([FILMS, NEWS])
+    assert quotas.take([FILMS]) is not None
+
+
+def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, "films", requests_per_s=1.0)
+    held = quotas.take([FILMS])
+    assert held is not None
+    held.end(QueueFullError("full"))
+    held = quotas.take([FILMS])
+    assert held is not None
+    held.end(EmptyTextError("empty"))
+    with pytest.raises(QuotaError):
+        quotas.take([FILMS])
+
+
+def test_tokens_are_charged_by_an_estimate_and_corrected(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, "films", tokens_per_s=10.0 * ESTIMATE / LEASE_S / 10)
+    assert quotas.take([FILMS]) is not None
+    with pytest.raises(QuotaError, match="tokens/s"):
+        quotas.take([FILMS])
+    quotas.correct("films", ESTIMATE, 0)
+    assert quotas.take([FILMS]) is not None
+
+
+def test_a_request_is_under_way_until_it_ends_also_where_it_was_handed_on(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, "films", concurrent=1)
+    held = quotas.take([FILMS])
+    assert held is not None
+    handed_on = quotas.begin(["films", "films"])
+    assert handed_on is not None
+    held.end("answer")
+    with pytest.raises(QuotaError, match="concurrent"):
+        quotas.take([FILMS])
+    handed_on.end("answer")
+    assert quotas.take([FILMS]) is not None
+
+
+def test_limits_need_a_tenant_and_end_with_it(registry: Registry) -> None:
+    with pytest.raises(UnknownTenantError):
+        registry.set_limits("nobody", Limits(1.0))
+    registry.set_limits("films", Limits(1.0))
+    known = registry.limits_since(0)
+    assert known.limits == {"films": Limits(1.0)}
+    registry.delete_tenant("films", 1.0)
+    assert registry.limits_since(known.generation).limits == {"films": Limits()}
+
+
+def use(quotas: Quotas) -> int:
+    """Take as often as possible at one moment."""
+    count = 0
+    try:
+        while True:
+            quotas.take([FILMS])
+            count += 1
+    except QuotaError:
+        return count
+
+
+def test_two_servers_together_keep_to_a_quota(store: Store, registry: Registry) -> None:
+    registry.set_limits("films", Limits(requests_per_s=200.0))
+    with ExitStack() as stack:
+        keepers = [QuotaKeeper(store) for _ in range(2)]
+        for keeper in keepers:
+            stack.callback(keeper.stop)
+            keeper.start()
+        stages = [stack.enter_context(closing(Quotas(store, keeper.path))) for keeper in (*keepers, *keepers)]
+        time.sleep(1.2)  # each hears of the other within a second
+        began_s, used = time.monotonic(), [0, 0, 0, 0]
+        while (passed_s := time.monotonic() - began_s) < 3.0:
+            for place, stage in enumerate(stages):
+                used[place] += use(stage)
+            time.sleep(0.002)
+    lease = 200.0 * LEASE_S
+    assert sum(used) <= 200.0 * passed_s + 2 * lease
+    assert sum(used) >= 100.0 * passed_s
+    assert used[0] + used[2] > 0
+    assert used[1] + used[3] > 0
+
+
+def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: Store, registry: Registry) -> None:
+    registry.set_limits("films", Limits(requests_per_s=4.0))
+    with ExitStack() as stack:
+        for _ in range(2):
+            keeper = QuotaKeeper(store)
+            stack.callback(keeper.stop)
+            keeper.start()
+        time.sleep(1.2)
+        stage = stack.enter_context(closing(Quotas(store, keeper.path)))
+        for pause_s in (0.0, 0.5, 0.8, 0.4, 1.2):
+            time.sleep(pause_s)
+            assert stage.take([FILMS]) is not None
+
+
+def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registry) -> None:
+    registry.set_limits("films", Limits(requests_per_s=200.0))
+    keeper = QuotaKeeper(store)
+    try:
+        keeper.step()
+        with closing(Quotas(store, keeper.path)) as stage:
+            assert use(stage) >= 20
+            keeper.step()
+        assert not registry.leased_quotas("films")
+    finally:
+        keeper.start()
+        keeper.stop()
+
+
+def test_a_lost_servers_lease_comes_back(registry: Registry) -> None:
+    limits = {"films": Limits(requests_per_s=20.0)}
+    assert registry.settle_quotas("lost", {"films": Use()}, limits)["films"].requests == 2.0
+    assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests < 1.0
+    registry.end_server("lost")
+    assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests == 2.0
+    assert set(registry.leased_quotas("films")) == {"other"}
+
+
+def test_a_killed_server_no_longer_counts(registry: Registry) -> None:
+    assert registry.announce_server("killed") == 1
+    assert registry.announce_server("other") == 2
+    time.sleep(ALIVE_S + 0.1)
+    assert registry.announce_server("other") == 1
+
+
+def test_files_that_no_process_uses_are_removed(store: Store, registry: Registry, tmp_path: Path) -> None:
+    used, dead = (file_of(store, name).name for name in ("used", "dead"))
+    with closing(QuotaFile(tmp_path / used)) as file:
+        file.keep()
+        QuotaFile(tmp_path / dead).close()
+        for name in (used, dead):
+            os.utime(tmp_path / name, (0, 0))
+        remove_dead_files(tmp_path)
+        assert (tmp_path / used).exists()
+        assert not (tmp_path / dead).exists()
+
+
+def test_a_registry_without_limits_is_not_written(store: Store, registry: Registry) -> None:
+    keeper = QuotaKeeper(store)
+    keeper.start()
+    keeper.stop()
+    assert registry.announce_server("other") == 1
+
+
+def test_a_stopped_servers_file_is_removed(store: Store, registry: Registry) -> None:
+    keeper = QuotaKeeper(store)
+    keeper.start()
+    assert keeper.path.exists()
+    keeper.stop()
+    assert not keeper.path.exists()

@@ -1,0 +1,193 @@
+"""The file of quotas: many takers, killed takers, leases."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hplm.quotas.limits import Limits, Use
+from hplm.quotas.quota_file import SEATS, QuotaFile
+from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
+from tests.waiting import until
+
+FORK = multiprocessing.get_context("fork")
+BUSY = Limits(requests_per_s=50.0)
+NUMBERS = st.integers(1, 64).map(lambda number: number / 8)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "quotas"
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[QuotaFile]:
+    with closing(QuotaFile(path)) as opened:
+        yield opened
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.tuples(st.integers(0, 32), st.integers(1, 40)), max_size=30))
+def test_it_takes_what_plain_buckets_allow(steps: list[tuple[int, int]], tmp_path_factory: Any) -> None:
+    limits, now_s = Limits(requests_per_s=8.0, tokens_per_s=128.0), 1.0
+    requests, tokens = limits.requests, limits.tokens
+    assert requests is not None
+    assert tokens is not None
+    plain = [full(requests, now_s), full(tokens, now_s)]
+    with closing(QuotaFile(tmp_path_factory.mktemp("shm") / "quotas")) as file:
+        for ticks, cost in steps:
+            now_s += ticks / 64
+            plain = [refilled(bucket, rate, now_s) for bucket, rate in zip(plain, (requests, tokens), strict=True)]
+            waits = [wait_s(plain[0].level, requests, 1.0), wait_s(plain[1].level, tokens, cost)]
+            refusal = file.take("acme", limits, cost, now_s)
+            assert (refusal is None) == (max(waits) == 0)
+            if refusal is None:
+                plain = [Bucket(plain[0].level - 1.0, now_s), Bucket(plain[1].level - cost, now_s)]
+            else:
+                quota = "requests/s" if waits[0] > 0 else "tokens/s"
+                assert refusal.quota == quota
+                assert refusal.wait_s == pytest.approx(waits[0] or waits[1])
+
+
+def race(path: Path, limits: Limits, until_s: float, taken: Any) -> None:
+    with closing(QuotaFile(path)) as file:
+        count = 0
+        while (now_s := time.monotonic()) < until_s:
+            count += file.take("acme", limits, 1.0, now_s) is None
+            file.end("acme", limits, now_s)
+        with taken.get_lock():
+            taken.value += count
+
+
+def test_racing_takers_never_exceed_the_allowance(path: Path) -> None:
+    taken = FORK.Value("q", 0)
+    began_s = time.monotonic()
+    racers = [FORK.Process(target=race, args=(path, BUSY, began_s + 1.5, taken)) for _ in range(64)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    rate = BUSY.requests
+    assert rate is not None
+    # At the latest taken when the last process ended.
+    assert 0 < taken.value <= rate.capacity + rate.per_s * (time.monotonic() - began_s)
+
+
+def take_and_hold(path: Path, limits: Limits, ready: Path) -> None:
+    file = QuotaFile(path)
+    for _ in range(3):
+        assert file.take("acme", limits, 1.0, time.monotonic()) is None
+    ready.touch()
+    time.sleep(60)
+
+
+def test_a_killed_taker_gives_its_concurrent_requests_back(file: QuotaFile, path: Path, tmp_path: Path) -> None:
+    limits, ready = Limits(concurrent=3), tmp_path / "ready"
+    holder = FORK.Process(target=take_and_hold, args=(path, limits, ready))
+    holder.start()
+    until(ready.exists)
+    refusal = file.take("acme", limits, 1.0, 1.0)
+    assert refusal is not None
+    assert refusal.quota == "concurrent requests"
+    assert holder.pid is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert file.under_way("acme") == 0
+    assert file.take("acme", limits, 1.0, 1.0) is None
+    assert file.under_way("acme") == 1
+
+
+def test_a_new_process_takes_no_counts_of_a_dead_one_over(path: Path, tmp_path: Path) -> None:
+    limits, ready = Limits(concurrent=3), tmp_path / "ready"
+    holder = FORK.Process(target=take_and_hold, args=(path, limits, ready))
+    holder.start()
+    until(ready.exists)
+    assert holder.pid is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    with closing(QuotaFile(path)) as new:
+        assert new.take("acme", limits, 1.0, 1.0) is None
+        assert new.under_way("acme") == 1
+
+
+def take_until_killed(path: Path) -> None:
+    file = QuotaFile(path)
+    while True:
+        file.take("acme", Limits(requests_per_s=1e6), 1.0, time.monotonic())
+
+
+def test_killed_takers_leave_neither_a_lock_nor_half_a_record(file: QuotaFile, path: Path) -> None:
+    for _ in range(10):
+        taker = FORK.Process(target=take_until_killed, args=(path,))
+        taker.start()
+        before = Use()
+        until(lambda before=before: file.marked().get("acme", before) != before)
+        assert taker.pid is not None
+        os.kill(taker.pid, signal.SIGKILL)
+        taker.join()
+        assert file.take("acme", Limits(requests_per_s=1e6), 1.0, time.monotonic()) is None
+        spent = file.marked()["acme"]
+        assert spent.requests == spent.tokens > 0
+
+
+def test_concurrent_requests_end_and_are_shared_among_servers(file: QuotaFile) -> None:
+    limits = Limits(concurrent=4)
+    file.set_servers(2)
+    assert [file.take("acme", limits, 1.0, 1.0) is None for _ in range(3)] == [True, True, False]
+    file.end("acme", limits, 1.0)
+    assert file.take("acme", limits, 1.0, 1.0) is None
+    assert file.under_way("acme") == 2
+
+
+def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None:
+    limits = Limits(requests_per_s=100.0)
+    file.lease("acme", Use(2.0), Use(), 1.0, until_s=2.0)
+    assert [file.take("acme", limits, 1.0, 1.9) is None for _ in range(3)] == [True, True, False]
+    # Then the file fills by itself.
+    assert file.take("acme", limits, 1.0, 2.5) is None
+
+
+def test_after_a_lease_was_released_the_rest_fills_by_itself(file: QuotaFile) -> None:
+    limits = Limits(requests_per_s=10.0)
+    file.lease("acme", Use(0.0), Use(), 1.0, until_s=9.0)
+    assert file.take("acme", limits, 1.0, 1.0) is not None
+    file.release("acme", 1.5)
+    assert file.take("acme", limits, 1.0, 1.55) is not None
+    assert file.take("acme", limits, 1.0, 1.6) is None
+
+
+def test_a_lease_counts_what_was_taken_while_it_was_asked_for(file: QuotaFile) -> None:
+    limits = Limits(requests_per_s=100.0)
+    assert file.take("acme", limits, 1.0, 1.0) is None
+    spent = file.marked()["acme"]
+    assert file.take("acme", limits, 1.0, 1.0) is None
+    file.lease("acme", Use(2.0), spent, 1.0, until_s=2.0)
+    assert [file.take("acme", limits, 1.0, 1.0) is None for _ in range(2)] == [True, False]
+
+
+def test_a_correction_is_charged_and_a_refund_is_given_back(file: QuotaFile) -> None:
+    limits = Limits(tokens_per_s=100.0)
+    assert file.take("acme", limits, 4.0, 1.0) is None
+    file.spend("acme", limits, Use(0.0, 6.0), 1.0)
+    assert file.take("acme", limits, 1.0, 1.0) is not None
+    file.end("acme", limits, 1.0, Use(1.0, 10.0))
+    assert file.take("acme", limits, 10.0, 1.0) is None
+
+
+def test_there_may_be_more_processes_than_seats(path: Path) -> None:
+    files = [QuotaFile(path) for _ in range(SEATS + 2)]
+    for each in files:
+        assert each.take("acme", Limits(concurrent=1000), 1.0, 1.0) is None
+    assert files[0].under_way("acme") >= SEATS
+    for each in files:
+        each.close()

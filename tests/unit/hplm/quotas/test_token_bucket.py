@@ -1,0 +1,122 @@
+"""Token buckets and leases against slow twins that go through all uses."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.quotas.token_bucket import (
+    LEASE_S,
+    Bucket,
+    Rate,
+    full,
+    given_back,
+    rate_of,
+    refilled,
+    settle,
+    wait_s,
+)
+
+# Numbers with few binary digits, so that floats are exact.
+NUMBERS = st.integers(1, 400).map(lambda number: number / 16)
+RATES = st.builds(Rate, st.sampled_from([0.5, 1.0, 4.0, 32.0, 256.0]), NUMBERS)
+# Seconds since the last use, and the cost.
+USES = st.lists(st.tuples(st.integers(0, 64).map(lambda ticks: ticks / 32), NUMBERS), max_size=40)
+
+
+def may_use(uses: list[tuple[float, float]], rate: Rate, now_s: float, cost: float) -> bool:
+    """The slow twin: in every time up to now, the uses and this one are at most the capacity and what the time gives.
+
+    Of the last use, only what fits in a full bucket counts.
+    """
+    asked = min(Fraction(cost), Fraction(rate.capacity))
+    for begin in range(len(uses) + 1):
+        since_s = Fraction(now_s) - Fraction(uses[begin][0] if begin < len(uses) else now_s)
+        used = sum((Fraction(used) for _, used in uses[begin:]), Fraction(0))
+        if used + asked > Fraction(rate.capacity) + since_s * Fraction(rate.per_s):
+            return False
+    return True
+
+
+@given(rate=RATES, steps=USES)
+def test_a_bucket_allows_what_all_its_uses_leave(rate: Rate, steps: list[tuple[float, float]]) -> None:
+    bucket, uses, now_s = full(rate, 0.0), list[tuple[float, float]](), 0.0
+    for passed_s, cost in steps:
+        now_s += passed_s
+        bucket = refilled(bucket, rate, now_s)
+        is_allowed = wait_s(bucket.level, rate, cost) == 0
+        assert is_allowed == may_use(uses, rate, now_s, cost)
+        if is_allowed:
+            bucket = bucket._replace(level=bucket.level - cost)
+            uses.append((now_s, cost))
+
+
+@given(rate=RATES, steps=USES)
+def test_after_the_wait_that_it_says_a_use_is_allowed_and_not_before(
+    rate: Rate, steps: list[tuple[float, float]]
+) -> None:
+    bucket, now_s = full(rate, 0.0), 0.0
+    for passed_s, cost in steps:
+        now_s += passed_s
+        bucket = refilled(bucket, rate, now_s)
+        if (left_s := wait_s(bucket.level, rate, cost)) > 0:
+            later = refilled(bucket, rate, now_s + left_s)
+            assert wait_s(later.level, rate, cost) <= 1e-9
+            earlier = refilled(bucket, rate, now_s + left_s / 2)
+            assert wait_s(earlier.level, rate, cost) > 0
+        else:
+            bucket = bucket._replace(level=bucket.level - cost)
+
+
+def test_a_clock_that_is_set_back_gives_nothing() -> None:
+    rate = Rate(10.0, 1.0)
+    assert refilled(Bucket(0.0, 100.0), rate, 50.0) == Bucket(0.0, 100.0)
+
+
+def test_the_least_use_passes_however_small_the_quota() -> None:
+    assert wait_s(rate_of(0.01, 1.0).capacity, rate_of(0.01, 1.0), 1.0) == 0
+    assert rate_of(500.0, 1.0).capacity == LEASE_S * 500
+
+
+# Of two servers: which one, what it spends of its lease as a share, whether it settles or is lost.
+SERVERS = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 64), st.sampled_from(["settle", "settle", "lost"]), st.integers(0, 4)),
+    max_size=60,
+)
+
+
+@given(rate=RATES, steps=SERVERS)
+def test_servers_never_use_more_than_the_quota_and_what_they_began_with(
+    rate: Rate, steps: list[tuple[int, int, str, int]]
+) -> None:
+    account, now_s, used = full(rate, 0.0), 0.0, 0.0
+    leases, credits, lost = [0.0, 0.0], [rate.capacity, rate.capacity], 0.0
+    for server, share, what, ticks in steps:
+        now_s += ticks / 32
+        spent = (leases[server] or credits[server]) * share / 64
+        used += spent
+        if what == "lost":
+            # What it has spent is not known, so its whole lease comes back, and its successor begins anew.
+            account = given_back(account, rate, leases[server], now_s)
+            lost += max(leases[server], spent)
+            leases[server], credits[server] = 0.0, rate.capacity
+        else:
+            account, leases[server] = settle(account, rate, leases[server], spent, now_s)
+            assert 0 <= leases[server] <= rate.capacity
+            credits[server] = leases[server]
+        assert account.level <= rate.capacity
+        # Nothing is gained but what the time gave, and what a lost server had leased or spent without a lease.
+        assert used <= rate.capacity + rate.per_s * now_s + 2 * rate.capacity + lost + 1e-6
+
+
+@given(rate=RATES, spends=st.lists(NUMBERS, max_size=20))
+def test_what_one_server_spends_another_waits_for(rate: Rate, spends: list[float]) -> None:
+    account, lease = full(rate, 0.0), 0.0
+    for spent in spends:
+        account, lease = settle(account, rate, lease, spent, 0.0)
+    # At one moment all leases together, and all uses, are what the account had.
+    assert abs(account.level + lease + sum(spends) - rate.capacity) < 1e-6
+    _, other = settle(account, rate, 0.0, 0.0, 0.0)
+    assert other == max(0.0, min(account.level, rate.capacity))
