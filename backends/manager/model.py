@@ -7,6 +7,7 @@ import numpy as np
 
 from hplm.access.access_mode import access_mode
 from hplm.access.key_ring import KeyRing
+from hplm.access.proof import Prover
 from hplm.core import wire
 from hplm.jobs.job_counts import JobCounts
 from hplm.manage.base_survey import survey_bases
@@ -36,6 +37,7 @@ class TritonPythonModel:
             is_told_to_stop=partial(is_told_to_stop, os.getppid()),
             survey_bases=lambda registry: survey_bases(models, store, registry, stubs_over(models)),
             ring=KeyRing(store, folder=mode.folder) if mode.needs_keys else None,
+            prover=Prover(mode.proof_secret) if mode.needs_keys else None,
         )
         self._jobs, gauges = None, {}
         if translate.is_decoupled(args):

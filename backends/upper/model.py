@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from hplm.access.gate import SERVER
 from hplm.cascade.dispatch import parse_dispatch
 from hplm.core import wire
 from hplm.core.settings import EncodeSettings, load_settings
@@ -56,7 +57,8 @@ class TritonPythonModel(StageModel):
         meta = translate.optional(inputs, wire.REQUEST_META)
         # Each text's version of its tenant, and when it arrived; -1 if the client does not know.
         known = [(-1, -1)] * len(tenants) if meta is None else meta[:, 1:].tolist()
-        credentials.admit_inner(self.stage.gate, inputs, tenants, [version for version, _ in known])
+        versions = [version for version, _ in known]
+        key_ids = credentials.admit_inner(self.stage.gate, request, inputs, tenants, versions)
         lengths = None if meta is None else meta[:, 0].tolist()
         features = unpack(translate.tensor(inputs, self.stage.input), lengths)
         tokens = unpack(translate.tensor(inputs, wire.TOKENS), lengths)
@@ -67,16 +69,17 @@ class TritonPythonModel(StageModel):
                 tenant,
                 deadline_s,
                 arrived_ns / 1e9 if arrived_ns >= 0 else now_s,
+                key_id=key_id,
                 is_inner=is_inner,
             )
-            for *tensors, tenant, (version, arrived_ns), dispatch in zip(
-                features, tokens, tenants, known, dispatches, strict=True
+            for *tensors, tenant, key_id, (version, arrived_ns), dispatch in zip(
+                features, tokens, tenants, key_ids, known, dispatches, strict=True
             )
         ]
 
     def take(self, texts):
         # The look-up stage has taken the request, and has ended its own part.
-        if texts[0].is_inner:
+        if texts[0].is_inner or texts[0].key_id == SERVER:
             return None
         tenants = [text.tenant.decode("utf-8", "replace") for text in texts]
         return self.stage.quotas.begin([tenant for tenant in tenants if self.stage.has_tenant(tenant)])

@@ -133,7 +133,7 @@ def serve(
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host, health_port)
     access = choose_access(keys=keys, insecure=insecure, host=ports.host, flags=context.args)
     check_free(ports)
-    readiness = Readiness(models, headers_from_environment())
+    readiness = Readiness(models, access, headers_from_environment())
     endpoint = None if check else HealthEndpoint(host, health_port, readiness.verdict)
     if worker and models.is_dir() and not (models / wire.MANAGER).is_dir():
         raise StartError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hplm.access.access_mode import MODE_VARIABLE, OPEN, AccessMode, access_mode, keys_environment
-from hplm.access.gate import server_header
+from hplm.access.gate import MANAGE, server_header, server_proof
 from hplm.access.keys import HEADER
 from hplm.access.last_uses import LastUseCollector
 from hplm.core.roles import served_base
@@ -29,6 +29,10 @@ FURTHER_PORTS = ("--allow-sagemaker", "--allow-vertex-ai")
 CACHE_FLAGS = ("--cache-config", "--cache-directory", "--response-cache-byte-size")
 
 
+# The version of a tenant in a request to an inner stage that does not know the version.
+UNKNOWN_VERSION = -1
+
+
 @dataclass(frozen=True)
 class ServeAccess:
     """The variables and flags of one start of Triton."""
@@ -40,6 +44,20 @@ class ServeAccess:
     def headers(self, tenant: str) -> dict[str, str]:
         """Return the headers with which `hplm serve` itself asks for an answer of a tenant. They are valid for 10 minutes."""
         return server_header(self.mode, tenant)
+
+    def manage_proof(self) -> bytes | None:
+        """Return the proof with which `hplm serve` itself asks the manager, None without keys, see `headers`."""
+        return server_proof(self.mode, "", MANAGE)
+
+    def inner_proof(self, tenant: str) -> bytes | None:
+        """Return the proof with which `hplm serve` itself asks an inner stage, None without keys, see `headers`.
+
+        The proof is for a question that knows no version of the tenant.
+        """
+        return server_proof(self.mode, tenant, str(UNKNOWN_VERSION))
+
+
+WITHOUT_KEYS = ServeAccess({MODE_VARIABLE: OPEN}, (), AccessMode())
 
 
 class LastUses:
@@ -82,7 +100,7 @@ def choose_access(*, keys: bool, insecure: bool, host: str, flags: Sequence[str]
         return ServeAccess(environment, forward, access_mode({**os.environ, **environment}))
     if not insecure:
         _check_loopback(host, flags)
-    return ServeAccess({MODE_VARIABLE: OPEN}, (), AccessMode())
+    return WITHOUT_KEYS
 
 
 def _check_loopback(host: str, flags: Sequence[str]) -> None:

@@ -21,13 +21,15 @@ from hplm.access.proof import PROOF_CHARACTERS, Prover
 from hplm.errors import ForbiddenError, about_text
 from hplm.store.layout import Store
 
-# The key id of what `hplm serve` itself asks, which has no key.
+# The key id of what `hplm serve` itself asks, which has no key. It counts for no tenant.
 SERVER = "-" * ID_CHARACTERS
 # Bytes of a proof on the wire: the key's id and the proof itself.
 PROOF_BYTES = ID_CHARACTERS + PROOF_CHARACTERS
 NO_PROOF = bytes(PROOF_BYTES)
 # What a proof is about if the tenant's version is not known yet.
 TEXTS = "texts"
+# What a proof is about with which `hplm serve` asks the manager. The proof names no tenant.
+MANAGE = "manage"
 # The scheme of the header `authorization` in which `hplm serve` sends a proof. Clients send `Bearer KEY`.
 _SCHEME = b"Proof "
 
@@ -73,8 +75,13 @@ class Gate(ABC):
         """
 
     @abstractmethod
-    def admit_inner(self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None) -> None:
-        """Raise ForbiddenError unless each text has a proof of `sign` for its tenant and version, see `admit`."""
+    def admit_inner(
+        self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None
+    ) -> list[str]:
+        """Return the id of each text's key, see `admit`.
+
+        Raises ForbiddenError unless each text has a proof of `sign` for its tenant and version.
+        """
 
     @abstractmethod
     def sign(self, key_id: str, tenant: str, version: int | None = None) -> bytes:
@@ -99,8 +106,10 @@ class OpenGate(Gate):
     def admit(self, tenants: Sequence[bytes], shown: Credentials) -> list[str]:
         return [""] * len(tenants)
 
-    def admit_inner(self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None) -> None:
-        """Admit the texts."""
+    def admit_inner(
+        self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None
+    ) -> list[str]:
+        return [""] * len(tenants)
 
     def sign(self, key_id: str, tenant: str, version: int | None = None) -> bytes:
         return NO_PROOF
@@ -146,12 +155,17 @@ class KeyGate(Gate):
                 raise about_text(error, index, count) from None
         return key_ids
 
-    def admit_inner(self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None) -> None:
+    def admit_inner(
+        self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None
+    ) -> list[str]:
+        key_ids = []
         for index, (raw, version) in enumerate(zip(tenants, versions, strict=True)):
             try:
-                self._proven(NO_PROOF if proofs is None else proofs[index], _text_of(raw), str(version))
+                proof = NO_PROOF if proofs is None else proofs[index]
+                key_ids.append(self._proven(proof, _text_of(raw), str(version)))
             except ForbiddenError as error:
                 raise about_text(error, index, len(tenants)) from None
+        return key_ids
 
     def sign(self, key_id: str, tenant: str, version: int | None = None) -> bytes:
         subject = TEXTS if version is None else str(version)
@@ -184,15 +198,31 @@ def proof_rows(proofs: Sequence[bytes]) -> npt.NDArray[np.uint8]:
     return np.frombuffer(b"".join(proofs), np.uint8).reshape(len(proofs), PROOF_BYTES)
 
 
-def server_header(mode: AccessMode, tenant: str) -> dict[str, str]:
-    """Return the header with which `hplm serve` itself asks for a tenant's answer; empty if no key is needed.
+def server_proof(mode: AccessMode, tenant: str, subject: str) -> bytes | None:
+    """Return the proof with which `hplm serve` itself asks for a tenant's answer; None if no key is needed.
 
-    The header is valid for 10 minutes, at the models that clients call.
+    The proof is valid for 10 minutes. `subject` is TEXTS, MANAGE without a tenant, or a tenant's version for inner stages.
     """
     if mode.proof_secret is None:
-        return {}
-    signed = Prover(mode.proof_secret).sign(tenant, _subject(SERVER, TEXTS))
-    return {HEADER: f"{_SCHEME.decode()}{SERVER}{signed.decode()}"}
+        return None
+    return SERVER.encode() + Prover(mode.proof_secret).sign(tenant, _subject(SERVER, subject))
+
+
+def server_header(mode: AccessMode, tenant: str) -> dict[str, str]:
+    """Return the header with a proof of `server_proof` for TEXTS, empty if no key is needed."""
+    proof = server_proof(mode, tenant, TEXTS)
+    return {} if proof is None else {HEADER: (_SCHEME + proof).decode()}
+
+
+def is_server(prover: Prover, key: bytes) -> bool:
+    """Return whether a manage request has a proof of `server_proof` for MANAGE in place of a key: `hplm serve` itself asks."""
+    if not key.startswith(SERVER.encode()):
+        return False
+    try:
+        prover.check(key[ID_CHARACTERS:], "", _subject(SERVER, MANAGE))
+    except ForbiddenError:
+        return False
+    return True
 
 
 def _subject(key_id: str, subject: str) -> str:

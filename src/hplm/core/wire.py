@@ -55,6 +55,11 @@ PROOF = "PROOF"
 
 # The parameter of requests that one of our models sends to another. Triton hands it on to the steps of an ensemble.
 INNER = "hplm_inner"
+# The name of a parameter with which `hplm serve` marks its own questions, see `hplm.access.gate.SERVER`. If the server needs no
+# keys, any client may set it; else the proof counts.
+PROBE = "hplm_probe"
+# A job that does not exist: readiness asks the manager about it.
+NO_JOB = "no-job"
 
 # Ends of Triton's own messages if its queue before a stage is full, and if a request has waited there longer than its
 # `timeout`. Over gRPC both are UNAVAILABLE.

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from hplm.access.gate import SERVER, is_server
 from hplm.access.key_ring import REFUSED_ACTION, KeyRing
+from hplm.access.proof import Prover
 from hplm.access.roles import allows
+from hplm.core import wire
 from hplm.errors import ForbiddenError, HplmError, InternalError, UnknownJobError
 from hplm.manage import requests
 from hplm.manage.audit_log import AuditLog
@@ -28,6 +31,10 @@ class Caller:
 ANYONE = Caller()
 # A command on the store itself: whoever can write the store needs no key.
 LOCAL = Caller(role="local")
+# `hplm serve` itself, which asks whether the manager answers.
+SERVER_CALLER = Caller(SERVER, "read")
+# The subject of such a question.
+PROBED = f"job:{wire.NO_JOB}"
 
 
 @dataclass
@@ -41,9 +48,12 @@ class Note:
 class ManageAccess:
     """Decides which manage requests are answered. Safe to use from several threads."""
 
-    def __init__(self, ring: KeyRing | None, log: AuditLog) -> None:
-        """Check keys by `ring`. If it is None, the server needs no keys, and each request is allowed."""
-        self._ring, self._log = ring, log
+    def __init__(self, ring: KeyRing | None, log: AuditLog, prover: Prover | None = None) -> None:
+        """Check keys by `ring`. If it is None, the server needs no keys, and each request is allowed.
+
+        `prover` checks the proofs of `hplm serve` itself.
+        """
+        self._ring, self._log, self._prover = ring, log, prover
 
     def start(self) -> None:
         """Start to follow the registry's keys."""
@@ -68,6 +78,8 @@ class ManageAccess:
         """
         if self._ring is None:
             return ANYONE
+        if self._prover is not None and is_server(self._prover, key):
+            return SERVER_CALLER
         try:
             found = self._ring.holder(key)
         except ForbiddenError as error:
@@ -77,7 +89,10 @@ class ManageAccess:
 
     @contextmanager
     def noting(self, caller: Caller) -> Iterator[Note]:
-        """Note the request that the block answers, with its outcome."""
+        """Note the request that the block answers, with its outcome.
+
+        Questions of readiness are not noted: they come every second, and would crowd out all other entries.
+        """
         note = Note()
         outcome = InternalError.code
         try:
@@ -88,7 +103,8 @@ class ManageAccess:
             raise
         finally:
             at_once = outcome == "ok" and is_change(note.action)
-            self._log.note(caller.key_id, caller.role, note.action, note.subject, outcome, at_once=at_once)
+            if note.subject != PROBED or caller not in (ANYONE, SERVER_CALLER):
+                self._log.note(caller.key_id, caller.role, note.action, note.subject, outcome, at_once=at_once)
 
     def check(self, caller: Caller, note: Note, action: str, request: requests.ManageRequest) -> None:
         """Write the request into its note. Raises ForbiddenError if the caller's key does not allow the request."""

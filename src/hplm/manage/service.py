@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from hplm.access.key_ring import KeyRing
+from hplm.access.proof import Prover
 from hplm.core.settings import REDUCTION_FACTOR, ManagedBase, ManagerSettings
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS, UPLOAD_ENDINGS
 from hplm.errors import (
@@ -64,12 +65,13 @@ class ManageService:
         is_told_to_stop: Callable[[], bool] = lambda: False,
         survey_bases: Callable[[Registry], list[dict[str, Any]]] = lambda registry: [],
         ring: KeyRing | None = None,
+        prover: Prover | None = None,
     ) -> None:
         """`read_settings` returns the settings as they are now, because bases are added and deleted while the manager runs.
 
         If `is_told_to_stop` returns True, waits for dry runs end: Triton would wait for their answers before it stops.
         `survey_bases` describes the bases that the server's repository serves. With a `ring` each request needs a key; the
-        service starts and closes the ring.
+        service starts and closes the ring. `prover` checks the proofs of `hplm serve` itself.
         """
         self._store, self._read_settings, self._clock, self._dry_run_wait_s = (
             store,
@@ -81,7 +83,7 @@ class ManageService:
         self._opening = threading.Lock()
         self._opened: Registry | None = None
         self._waiting = threading.Semaphore()
-        self._access = ManageAccess(ring, AuditLog(lambda: self._registry, clock))
+        self._access = ManageAccess(ring, AuditLog(lambda: self._registry, clock), prover)
         self._access.start()
 
     def admit(self, key: bytes) -> Caller:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hplm.access.gate import SERVER
 from hplm.adapters.tenant import Tenant
 from hplm.cascade.dispatch import DispatchInput
 from hplm.core.settings import FusedSettings
@@ -144,10 +145,11 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
             for indices, answers in self.lookup.look_up([item.text for item in missing]):
                 for index, answer in zip(indices, answers, strict=True):
                     missing[index].looked_up = answer
-                    if isinstance(answer, LookupAnswer):
-                        text = missing[index].text
-                        self.quotas.correct(text.tenant.name, text.charged, len(answer.tokens))
-                    if self._meter is not None and isinstance(answer, LookupAnswer):
-                        tenant = missing[index].text.tenant.name.encode()
+                    text = missing[index].text
+                    if not isinstance(answer, LookupAnswer) or text.key_id == SERVER:
+                        continue
+                    self.quotas.correct(text.tenant.name, text.charged, len(answer.tokens))
+                    if self._meter is not None:
+                        tenant = text.tenant.name.encode()
                         self._meter.note_part(tenant, "look_up", time.monotonic() - begun_s)
                         self._meter.note_tokens(tenant, len(answer.tokens))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hplm.access.gate import NO_PROOF
+from hplm.access.gate import NO_PROOF, SERVER
 from hplm.access.quotas import estimated_tokens
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
@@ -295,9 +295,10 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         if isinstance(answer, HplmError):
             return answer
         self._tokens += len(answer.features)
-        if self._meter is not None:
-            self._meter.note_tokens(item.tenant.name.encode(), len(answer.features))
-        self.quotas.correct(item.tenant.name, item.charged, len(answer.features))
+        if item.key_id != SERVER:
+            if self._meter is not None:
+                self._meter.note_tokens(item.tenant.name.encode(), len(answer.features))
+            self.quotas.correct(item.tenant.name, item.charged, len(answer.features))
         tokens = len(answer.features) * item.students.least
         self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from hplm.access.gate import SERVER
 from hplm.errors import HplmError
 from hplm.runtime.rate_limited_log import log_rate_limited
 
@@ -58,6 +59,11 @@ class Request(Generic[Item, Answer]):
     key_id: str = ""
     received_s: float = field(default_factory=time.monotonic)
     is_inner: bool = False
+
+    @property
+    def counted_for(self) -> bytes:
+        """The tenant for which the request is counted; empty for a question of `hplm serve` itself."""
+        return b"" if self.key_id == SERVER else self.tenant
 
     def with_item(self, item: NextItem) -> Request[NextItem, Answer]:
         """Return the same request with another item: what admission has made of the first."""

@@ -179,8 +179,8 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         work = self.work
 
         def note_times(request: Request[Any, Answer], waited_s: float, worked_s: float) -> None:
-            meter.note_part(request.tenant, "queue", waited_s)
-            meter.note_part(request.tenant, work, worked_s)
+            meter.note_part(request.counted_for, "queue", waited_s)
+            meter.note_part(request.counted_for, work, worked_s)
 
         self._batch_loop.note_times = note_times
         return meter

@@ -18,14 +18,13 @@ from hplm.runtime.local_http import LOCAL_HTTP
 ANY_TEXT = "A short text, to see an answer."
 # A question about a tenant that does not exist, while there is no tenant.
 NO_TENANT = "no-tenant"
-NO_JOB = "no-job"
 # DISPATCH of the last level of a cascade: it answers whatever its confidence is, and computes no importances.
 LAST_LEVEL = [1.0, -1.0, 1.0, 1.0, 0.0]
 # Bytes of an answer that are read: an answer to a short text has some hundred.
 MOST_ANSWER_BYTES = 1 << 16
-# Codes that are answers of a working model. The first two refuse load, and a server that is taken out of a balancer because of
-# its load leaves the load to the others. The third is for what all servers share. The last answers a question about a job.
-SOUND_CODES = frozenset({"QUEUE_FULL", "DEADLINE_UNMEETABLE", "REGISTRY_UNAVAILABLE", "UNKNOWN_JOB"})
+# Codes that are answers of a working model. The first three refuse load: a server that is taken out of a balancer because of
+# its load leaves the load to the others. The fourth is for what all servers share. The last answers a question about a job.
+SOUND_CODES = frozenset({"QUEUE_FULL", "DEADLINE_UNMEETABLE", "QUOTA", "REGISTRY_UNAVAILABLE", "UNKNOWN_JOB"})
 # Codes that are about the tenant of the question: another tenant may have an answer.
 TENANT_CODES = frozenset({"UNKNOWN_TENANT", "TEXT_COUNT", "CORRUPT_ARTIFACT", "MISSING_ARTIFACT", "WRONG_BASE"})
 ANSWERED = "ok"
@@ -61,16 +60,21 @@ class Outcome:
 
 
 def question_of_text(
-    role: Role, subject: Subject, *, hidden_size: int | None = None, is_dispatch: bool = False
+    role: Role,
+    subject: Subject,
+    *,
+    hidden_size: int | None = None,
+    is_dispatch: bool = False,
+    proof: bytes | None = None,
 ) -> Question:
     """Return the question for a model of a base, or for a model that calls bases.
 
     `hidden_size` is that of a hierarchical base, None for a whole base; only the encode stage needs it. `is_dispatch`: the
-    model is a level of a cascade.
+    model is a level of a cascade. `proof` is for an inner stage of a server with keys, the encode stage.
     """
     tenant = _bytes_tensor(wire.TENANT, [subject.tenant])
     if role.backend == "upper":
-        return _question_of_features(role.name, tenant, hidden_size)
+        return _question_of_features(role.name, tenant, hidden_size, proof)
     inputs: list[dict[str, Any]] = [_bytes_tensor(wire.TEXT, [ANY_TEXT] * subject.texts), tenant]
     if is_dispatch:
         inputs.append({"name": wire.DISPATCH, "shape": [1, len(LAST_LEVEL)], "datatype": "FP32", "data": LAST_LEVEL})
@@ -78,12 +82,15 @@ def question_of_text(
     return Question(_infer_path(role.name), _body(inputs, output))
 
 
-def _question_of_features(model: str, tenant: dict[str, Any], hidden_size: int | None) -> Question:
+def _question_of_features(model: str, tenant: dict[str, Any], hidden_size: int | None, proof: bytes | None) -> Question:
     """Return the question for an encode stage: the features of one token, which are zeros."""
     tokens = {"name": wire.TOKENS, "shape": [1, 1, 3], "datatype": "INT32", "data": [0, 0, 0]}
+    known = [tokens, tenant]
+    if proof is not None:
+        known.append({"name": wire.PROOF, "shape": [1, len(proof)], "datatype": "UINT8", "data": list(proof)})
     if hidden_size is None:
         ids = {"name": wire.IDS, "shape": [1, 1, 2], "datatype": "INT32", "data": [0, 0]}
-        return Question(_infer_path(model), _body([ids, tokens, tenant], wire.LABEL))
+        return Question(_infer_path(model), _body([ids, *known], wire.LABEL))
     # JSON has no FP16, so the hidden states are bytes after the JSON.
     values = bytes(2 * hidden_size)
     hidden = {
@@ -92,20 +99,25 @@ def _question_of_features(model: str, tenant: dict[str, Any], hidden_size: int |
         "datatype": "FP16",
         "parameters": {"binary_data_size": len(values)},
     }
-    head = _body([hidden, tokens, tenant], wire.LABEL)
+    head = _body([hidden, *known], wire.LABEL)
     return Question(_infer_path(model), head + values, {"Inference-Header-Content-Length": str(len(head))})
 
 
-def question_of_manager(model: str) -> Question:
-    """Return the question for a model for manage requests: about a job that does not exist. It reads the registry."""
+def question_of_manager(model: str, proof: bytes | None = None) -> Question:
+    """Return the question for a model for manage requests: about a job that does not exist. It reads the registry.
+
+    `proof` takes the place of a key. It is no header, because Triton forwards none to a decoupled model.
+    """
+    action = "job.watch" if model == wire.MANAGER_WATCH else "job.show"
+    inputs = {wire.REQUEST: json.dumps({"action": action, "job": wire.NO_JOB})}
+    if proof is not None:
+        inputs[wire.KEY] = proof.decode()
     if model == wire.MANAGER_WATCH:
-        request = json.dumps({"action": "job.watch", "job": NO_JOB})
         # Triton answers a decoupled model over HTTP by this path alone.
-        return Question(f"/v2/models/{model}/generate_stream", json.dumps({wire.REQUEST: request}).encode())
-    request = json.dumps({"action": "job.show", "job": NO_JOB})
+        return Question(f"/v2/models/{model}/generate_stream", json.dumps(inputs).encode())
     # The model has no batch dimension.
-    tensor = {"name": wire.REQUEST, "shape": [1], "datatype": "BYTES", "data": [request]}
-    return Question(_infer_path(model), _body([tensor], wire.RESPONSE))
+    tensors = [{"name": name, "shape": [1], "datatype": "BYTES", "data": [text]} for name, text in inputs.items()]
+    return Question(_infer_path(model), _body(tensors, wire.RESPONSE))
 
 
 def ask(http_url: str, question: Question, headers: Mapping[str, str], timeout_s: float) -> Outcome:
@@ -160,4 +172,5 @@ def _bytes_tensor(name: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def _body(inputs: Sequence[Mapping[str, Any]], output: str) -> bytes:
-    return json.dumps({"inputs": list(inputs), "outputs": [{"name": output}]}).encode()
+    parameters = {wire.PROBE: "1"}
+    return json.dumps({"parameters": parameters, "inputs": list(inputs), "outputs": [{"name": output}]}).encode()

@@ -30,6 +30,7 @@ from hplm_cli.health.questions import (
     question_of_manager,
     question_of_text,
 )
+from hplm_cli.serve_access import WITHOUT_KEYS, ServeAccess
 
 # Seconds in which all models must answer. A probe of an orchestrator should wait longer than this.
 READY_TIMEOUT_S = 3.0
@@ -155,9 +156,11 @@ class Readiness:
     Before `follow` the server counts as not started.
     """
 
-    def __init__(self, repository: Path, headers: Mapping[str, str] | None = None) -> None:
-        """`headers` go with each question, because the server's options may want them."""
-        self._repository, self._headers = repository, dict(headers or {})
+    def __init__(
+        self, repository: Path, access: ServeAccess = WITHOUT_KEYS, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`access` says how the server is asked. `headers` go with each question: the server's options may want them."""
+        self._repository, self._access, self._headers = repository, access, dict(headers or {})
         self._server: AskedServer | None = None
         self._http_url = ""
         self._asking = threading.Lock()
@@ -218,7 +221,7 @@ class Readiness:
         return {name: question for name, question in questions.items() if name in there and name in loaded}
 
     def _ask_manager(self, name: str, until_s: float) -> Outcome:
-        return self._send(question_of_manager(name), until_s)
+        return self._send(question_of_manager(name, self._access.manage_proof()), {}, until_s)
 
     def _ask_about_tenants(self, role: Role, served: ServedBase, until_s: float) -> Outcome:
         """Ask a model about tenants of a base until a tenant has an answer."""
@@ -228,8 +231,14 @@ class Readiness:
             return Outcome(None, f"the files of its base cannot be read: {error.code}", error.code)
         is_dispatch = role.name == dispatch_name(served.name)
         for number, subject in enumerate(base.subjects()):
-            question = question_of_text(role, subject, hidden_size=base.hidden_size, is_dispatch=is_dispatch)
-            outcome = self._send(question, until_s)
+            question = question_of_text(
+                role,
+                subject,
+                hidden_size=base.hidden_size,
+                is_dispatch=is_dispatch,
+                proof=self._access.inner_proof(subject.tenant),
+            )
+            outcome = self._send(question, self._access.headers(subject.tenant), until_s)
             if outcome.code == UnknownTenantError.code:
                 if subject == Subject():
                     # The model has looked for the tenant, and the base has none.
@@ -241,11 +250,11 @@ class Readiness:
                 return outcome
         return outcome
 
-    def _send(self, question: Question, until_s: float) -> Outcome:
+    def _send(self, question: Question, headers: Mapping[str, str], until_s: float) -> Outcome:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             return no_answer(READY_TIMEOUT_S)
-        return ask(self._http_url, question, self._headers, left_s)
+        return ask(self._http_url, question, {**self._headers, **headers}, left_s)
 
 
 def _answer(future: Future[ModelHealth], question: AskUntil, until_s: float) -> None:

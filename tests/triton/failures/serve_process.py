@@ -70,6 +70,20 @@ class Service:
             with error:
                 return error.code, json.loads(error.read())
 
+    def await_ready(self) -> None:
+        """Return when the health endpoint says that every model answers."""
+        answer: dict[str, Any] = {}
+
+        def is_ready() -> bool:
+            nonlocal answer
+            status, answer = self.health()
+            return status == 200
+
+        try:
+            until(is_ready)
+        except AssertionError:
+            raise AssertionError(answer) from None
+
     def await_answers(self, tenant: str = "alpha") -> None:
         """Return when a tenant answers, as soon as the server does after a start."""
 

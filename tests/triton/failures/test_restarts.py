@@ -88,7 +88,7 @@ def test_every_model_answers_a_question_and_no_tenant_is_named(service: Service)
 def test_readiness_is_false_while_a_stub_is_dead_and_true_again_after(service: Service, model: str) -> None:
     stub, triton = service.pid(model), service.pid("triton")
     assert stub is not None
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
     os.kill(stub, signal.SIGKILL)
     until(lambda: not runs(stub))
     status, answer = service.health()
@@ -97,14 +97,14 @@ def test_readiness_is_false_while_a_stub_is_dead_and_true_again_after(service: S
         assert answer["models"][model]["ready"] is False
         assert answer["models"][model]["why"]
     assert service.health("live") == (200, {"live": True})
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
     assert service.pid(model) not in (None, stub)
 
 
 def test_a_model_that_hangs_is_not_ready_within_a_bounded_time(service: Service) -> None:
     stub = service.pid("hbert_upper")
     assert stub is not None
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
     os.kill(stub, signal.SIGSTOP)
     try:
         until(lambda: service.health()[0] == 503)
@@ -116,7 +116,7 @@ def test_a_model_that_hangs_is_not_ready_within_a_bounded_time(service: Service)
         assert answer["models"]["hbert_plot"]["ready"]
     finally:
         os.kill(stub, signal.SIGCONT)
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
 
 
 def test_a_triton_that_is_killed_under_load_answers_again_and_its_successor_is_looked_after(service: Service) -> None:
@@ -134,7 +134,7 @@ def test_a_triton_that_is_killed_under_load_answers_again_and_its_successor_is_l
     assert {type(error) for _, error in loads.ends} == {UnreachableError}
     assert service.health("live") == (200, {"live": True})
     service.await_answers()
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
     assert service.health()[1]["restarts"] == restarts + 1
     assert not any(runs(stub) for stub in stubs)
     assert service.pid("worker") == worker
@@ -146,11 +146,11 @@ def test_a_triton_that_is_killed_under_load_answers_again_and_its_successor_is_l
     os.kill(stub, signal.SIGKILL)
     until(lambda: not runs(stub))
     until(lambda: service.pid("hbert_plot") not in (None, stub))
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
 
 
 def test_sigterm_under_load_loses_no_request_and_readiness_is_false_before_the_first_refusal(service: Service) -> None:
-    until(lambda: service.health()[0] == 200)
+    service.await_ready()
     load, done = Load(), threading.Event()
     first_not_ready_s: list[float] = []
 
@@ -213,7 +213,10 @@ def test_what_is_killed_while_triton_starts_is_started_again(tmp_path: Path) -> 
         service.await_answers()
         said = service.said()
         assert "Triton ended while starting, by signal 9 (SIGKILL)" in said
-        assert "Stub process 'hbert_upper_0_0' is not healthy" in said
+        # Triton notices no death of a stub that has just begun.
+        assert (
+            "Stub process 'hbert_upper_0_0' is not healthy" in said or "Triton waited for a stub that had died" in said
+        )
         assert said.count("starting it again in") == 2
         # The base is damaged while it is served. The next start cannot be mended by another.
         store = Store(tmp_path / "store")

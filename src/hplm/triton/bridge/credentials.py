@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hplm.access.gate import Credentials, Gate
+from hplm.access.gate import SERVER, Credentials, Gate
 from hplm.access.key_ring import REFUSED
 from hplm.access.keys import HEADER, from_header
 from hplm.core import wire
@@ -32,7 +32,7 @@ def check_model(args: Mapping[str, str]) -> None:
 def admit(gate: Gate, request: Any, inputs: Inputs, tenants: Sequence[bytes]) -> list[str]:
     """Return the id of each text's key, see `Gate.admit`. Raises ForbiddenError."""
     if not gate.needs_keys:
-        return gate.admit(tenants, Credentials())
+        return _admitted(gate, request, tenants)
     keys, proofs = translate.optional(inputs, wire.KEY), translate.optional(inputs, wire.PROOF)
     shown = Credentials(
         header_of(request),
@@ -42,11 +42,19 @@ def admit(gate: Gate, request: Any, inputs: Inputs, tenants: Sequence[bytes]) ->
     return gate.admit(tenants, shown)
 
 
-def admit_inner(gate: Gate, inputs: Inputs, tenants: Sequence[bytes], versions: Sequence[int]) -> None:
-    """Raise ForbiddenError unless each text has a proof for its tenant's version, see `Gate.admit_inner`."""
-    if gate.needs_keys:
-        proofs = translate.optional(inputs, wire.PROOF)
-        gate.admit_inner(tenants, versions, None if proofs is None else [row.tobytes() for row in proofs])
+def admit_inner(
+    gate: Gate, request: Any, inputs: Inputs, tenants: Sequence[bytes], versions: Sequence[int]
+) -> list[str]:
+    """Return the id of each text's key, see `Gate.admit_inner`. Raises ForbiddenError."""
+    if not gate.needs_keys:
+        return _admitted(gate, request, tenants)
+    proofs = translate.optional(inputs, wire.PROOF)
+    return gate.admit_inner(tenants, versions, None if proofs is None else [row.tobytes() for row in proofs])
+
+
+def _admitted(gate: Gate, request: Any, tenants: Sequence[bytes]) -> list[str]:
+    """Return the ids of a server without keys: SERVER for a question of `hplm serve` itself."""
+    return [SERVER] * len(tenants) if translate.is_probe(request) else gate.admit(tenants, Credentials())
 
 
 def is_inner(gate: Gate, request: Any, inputs: Inputs) -> bool:

@@ -128,6 +128,11 @@ def is_inner(request: Any) -> bool:
     return wire.INNER in request.parameters()
 
 
+def is_probe(request: Any) -> bool:
+    """Return whether `hplm serve` itself has sent the request, see `wire.PROBE`. Any client may claim it."""
+    return wire.PROBE in request.parameters()
+
+
 def deadline_s(request: Any) -> float | None:
     """Return the seconds of the request's own `timeout`, None if the client set none."""
     microseconds = request.timeout()

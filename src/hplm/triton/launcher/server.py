@@ -29,6 +29,7 @@ from hplm.triton.launcher.backend_folder import assemble_backends
 from hplm.triton.launcher.child_process import deferred_signals, exit_status, exit_words, prepare_child
 from hplm.triton.launcher.command_line import model_flags, port_flags
 from hplm.triton.launcher.install import TritonInstall, find_triton, search_paths
+from hplm.triton.launcher.lost_stubs import LostStubs
 from hplm.triton.launcher.ports import Ports
 from hplm.triton.launcher.restricted_apis import hide_secret, restrict
 from hplm.triton.workarounds import deep_json, idle_connections, killed_server_files
@@ -173,15 +174,22 @@ class TritonServer:
         """Wait until the models are ready. Errors have the log's errors.
 
         `is_over` says whether the server has ended, by default `has_ended`. Raises TritonEndedError if Triton or a process that
-        it started was killed or crashed, else StartError if Triton ends or takes too long.
+        it started was killed or crashed, else StartError if Triton ends or takes too long. A Triton that waits for a dead stub
+        is killed.
         """
         deadline = time.monotonic() + timeout_s
+        lost = LostStubs(self.process.pid)
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._first_models]
         while time.monotonic() < deadline:
             if self._is_secret_shown and stubs_of(self.process.pid):
                 self._hide_secret()
             if is_over() if is_over is not None else self.has_ended:
                 raise self._ended_while_starting()
+            if lost.are_waited_for():
+                self.process.kill()
+                raise TritonEndedError(
+                    self._with_log("Triton waited for a stub that had died while starting, and was ended")
+                )
             try:
                 while urls:
                     request = urllib.request.Request(urls[-1], headers=dict(self.launcher_headers))

@@ -147,7 +147,7 @@ class StageModel:
     def _note(self, text: Request[Any, Any]) -> Callable[[object], None]:
         """Return what notes the one answer of a text. It keeps nothing else of the text in memory."""
         meter, ends_texts = self._meter, self.ends_texts
-        tenant, arrived_s, is_inner = text.tenant, text.arrived_s, text.is_inner
+        tenant, arrived_s, is_inner = text.counted_for, text.arrived_s, text.is_inner
 
         def note_answer(answer: object) -> None:
             if ends_texts or isinstance(answer, HplmError):

@@ -11,17 +11,22 @@ import pytest
 
 from hplm.access.access_mode import AccessMode
 from hplm.access.gate import (
+    MANAGE,
     NO_PROOF,
     PROOF_BYTES,
+    TEXTS,
     Credentials,
     KeyGate,
     OpenGate,
+    is_server,
     open_gate,
     proof_rows,
     server_header,
+    server_proof,
 )
 from hplm.access.key_ring import REFUSED
 from hplm.access.keys import HEADER, new_key
+from hplm.access.proof import Prover
 from hplm.errors import ForbiddenError
 from hplm.registry.access.keys import AccessKey
 from hplm.registry.registry import Registry
@@ -138,6 +143,21 @@ def test_the_server_itself_is_admitted_by_its_header_and_no_other_start_is(
     with pytest.raises(ForbiddenError):
         gate.admit([b"films"], Credentials(server_header(AccessMode(bytes(32)), "films")[HEADER].encode()))
     assert server_header(AccessMode(), "films") == {}
+
+
+def test_the_server_itself_proves_to_the_manager_that_it_asks_and_no_other_start_does() -> None:
+    proof, prover = server_proof(MODE, "", MANAGE), Prover(MODE.proof_secret or b"")
+    assert proof is not None
+    assert is_server(prover, proof)
+    others = (
+        server_proof(AccessMode(bytes(32)), "", MANAGE),
+        server_proof(MODE, "films", TEXTS),
+        proof[:30] + bytes([proof[30] ^ 1]) + proof[31:],
+        b"a" + proof[1:],
+        b"",
+    )
+    assert not any(is_server(prover, other or b"") for other in others)
+    assert server_proof(AccessMode(), "", MANAGE) is None
 
 
 def test_proofs_are_as_long_as_the_tensor_of_the_models(gate: KeyGate) -> None:

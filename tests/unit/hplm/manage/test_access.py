@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from hplm.access.access_mode import AccessMode
+from hplm.access.gate import MANAGE, TEXTS, server_proof
 from hplm.access.key_ring import KeyRing
 from hplm.access.keys import parse
+from hplm.access.proof import Prover
+from hplm.core import wire
 from hplm.core.settings import ManagerSettings
 from hplm.errors import (
     BadManageRequestError,
@@ -241,6 +245,27 @@ def test_every_request_is_in_the_audit_log_with_its_outcome(
             ],
         )
     )
+
+
+def test_a_question_of_hplm_serve_itself_needs_a_proof_and_is_not_in_the_log(store: Store, registry: Registry) -> None:
+    mode = AccessMode(bytes(range(32)))
+    proof, text = server_proof(mode, "", MANAGE), server_proof(mode, "films", TEXTS)
+    assert proof is not None
+    assert text is not None
+    ring, prover = KeyRing(store), Prover(bytes(range(32)))
+    with closing(ManageService(store, lambda: SETTINGS, lambda: NOW_S, ring=ring, prover=prover)) as service:
+        caller = service.admit(proof)
+        with pytest.raises(UnknownJobError):
+            send_as(service, caller, "job.show", job=wire.NO_JOB)
+        assert log_of(registry, service) == []
+        with pytest.raises(ForbiddenError):
+            send_as(service, caller, "tenant.delete", tenant="films")
+        with pytest.raises(ForbiddenError):
+            service.admit(text)
+        assert {entry[1:4] for entry in log_of(registry, service)} == {
+            ("tenant.delete", "tenant:films", "FORBIDDEN"),
+            ("-", "", "FORBIDDEN"),
+        }
 
 
 def log_now(registry: Registry) -> list[tuple[str | None, str, str, str, int]]:

@@ -1,0 +1,122 @@
+"""`hplm serve` asks its own models with and without keys, and its questions count for no tenant."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hplm_client import Client, ManageClient
+
+from hplm.access.keys import new_key
+from hplm.errors import QuotaError
+from hplm.metering.text_meter import EVALUATE_EVERY_S
+from hplm.quotas.limits import Limits
+from hplm.registry.access.audit import AuditEntry
+from hplm.registry.access.keys import AccessKey
+from hplm.registry.registry import Registry
+from hplm.runtime.local_http import LOCAL_HTTP
+from hplm.store.layout import Store
+from hplm.triton.launcher.ports import free_ports
+from hplm_cli.health.readiness import KEEP_S
+from tests import tiny
+from tests.triton.failures.serve_process import Service
+from tests.waiting import until
+
+pytestmark = pytest.mark.triton
+MODELS = {"hbert", "hbert_plot", "hbert_upper", "hbert_dispatch", "manager", "manager_watch", "hplm", "cascade"}
+# The tenant that questions are about: the first by name.
+TENANT = min(tiny.TASKS)
+# Questions of every model before counts are read.
+PROBES = 4
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_repository(tmp_path_factory.mktemp("readiness"), manager_settings={}, route=True)
+
+
+@pytest.fixture(scope="module", params=["open", "keys"])
+def service(request: pytest.FixtureRequest, models: Path) -> Iterator[Service]:
+    made = Service(models, free_ports(), ["--keys"] if request.param == "keys" else [])
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def add_key(store: Store, tenant: str | None, role: str) -> str:
+    key = new_key()
+    with closing(Registry.open(store)) as registry:
+        registry.add_key(AccessKey(key.id, tenant, role, key.sha256(), time.time()))
+    return key.text()
+
+
+def counts(manage: ManageClient) -> dict[str, int]:
+    """The tenant's counts of the last hour, when all texts are counted."""
+    read = [manage.show_tenant(TENANT).recent["hour"]]
+    while len(read) < 2 or read[-1] != read[-2]:
+        time.sleep(2.5 * EVALUATE_EVERY_S)
+        read.append(manage.show_tenant(TENANT).recent["hour"])
+    return read[-1]
+
+
+def noted(registry: Registry, before: int) -> list[AuditEntry]:
+    """The entries of the audit log behind the first `before`."""
+    entries = registry.audit(limit=1000)
+    return entries[: len(entries) - before]
+
+
+def test_every_model_is_ready_and_questions_count_for_no_tenant(service: Service, models: Path) -> None:
+    has_keys = "--keys" in service.flags
+    store = Store(models.parent / "store")
+    with closing(Registry.open(store)) as registry:
+        registry.set_limits(TENANT, Limits(requests_per_s=0.001))
+        noted_before = len(registry.audit(limit=1000))
+    admin, own = (add_key(store, None, "admin"), add_key(store, TENANT, "infer")) if has_keys else (None, None)
+    with (
+        ManageClient(service.ports.http_url, key=admin) as manage,
+        Client(service.ports.http_url, model="hbert", key=own) as client,
+    ):
+        service.await_ready()
+
+        def is_used_up() -> bool:
+            try:
+                client.predict(TENANT, "the red cat")
+            except QuotaError:
+                return True
+            return False
+
+        until(is_used_up)
+        before = counts(manage)
+        for _ in range(PROBES):
+            time.sleep(KEEP_S)
+            status, answer = service.health()
+            assert (status, set(answer["models"])) == (200, MODELS), answer
+            assert {name: model["answer"] for name, model in answer["models"].items()} == {
+                **dict.fromkeys(MODELS, "ok"),
+                **dict.fromkeys(("manager", "manager_watch"), "UNKNOWN_JOB"),
+            }
+        after = counts(manage)
+    if has_keys:
+        assert after == before
+    else:
+        # A base counts the tokens of what the models that call it ask.
+        assert {**after, "tokens": 0} == {**before, "tokens": 0}
+    with closing(Registry.open(store)) as registry:
+        registry.set_limits(TENANT, Limits())
+        # Entries wait for some seconds, and are written in order.
+        until(lambda: any(entry.action == "tenant.show" for entry in noted(registry, noted_before)))
+        entries = noted(registry, noted_before)
+    assert not [entry for entry in entries if entry.subject.startswith("job:") or entry.outcome == "FORBIDDEN"]
+    if has_keys:
+        with LOCAL_HTTP.open(urllib.request.Request(f"http://127.0.0.1:{service.ports.metrics}/metrics")) as page:
+            lines = page.read().decode().splitlines()
+        counted = [line for line in lines if line.startswith("hplm_tenant_texts_total") and TENANT in line]
+        # The client's own texts were counted, and no model counted a question.
+        assert counted
+        assert {line.split('stage="')[1].split('"')[0] for line in counted} <= {"plot", "upper"}
