@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,18 +20,19 @@ from hplm.access.keys import HEADER
 from hplm.access.last_uses import LastUseCollector
 from hplm.core.roles import served_base
 from hplm.errors import StartError
+from hplm.runtime.process import SHARED_MEMORY
 from hplm.store.layout import Store
 from hplm.triton.launcher.command_line import flag_values
 
-# A folder in memory, in which each start has a folder of its own.
-SHARED_MEMORY = Path("/dev/shm")
+# The prefix of the folders in memory, one for each start.
+FOLDER_PREFIX = "hplm-access-"
+# Seconds after its making during which a folder is left alone, because its server may be about to lock it.
+YOUNG_S = 60.0
 # Triton's options for the addresses on which it listens, and options that make it listen on further ports of all addresses.
 ADDRESS_FLAGS = ("--http-address", "--grpc-address", "--metrics-address")
 FURTHER_PORTS = ("--allow-sagemaker", "--allow-vertex-ai")
 # Triton's options for a cache of answers. The cache answers before a key is checked.
 CACHE_FLAGS = ("--cache-config", "--cache-directory", "--response-cache-byte-size")
-
-
 # The version of a tenant in a request to an inner stage that does not know the version.
 UNKNOWN_VERSION = -1
 
@@ -64,8 +68,12 @@ class LastUses:
     """The folder in memory of one start, and what records the last uses of keys from it, until `close`."""
 
     def __init__(self, folder: Path, store: Store) -> None:
+        """Make the folder, and lock it until `close`. The folders of killed servers are removed."""
+        remove_dead_folders(folder.parent)
         self._folder = folder
         folder.mkdir(mode=0o700)
+        self._lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._collector = LastUseCollector(folder, store)
         self._collector.start()
 
@@ -73,6 +81,22 @@ class LastUses:
         """Record what is left, and remove the folder."""
         self._collector.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_dead_folders(parent: Path) -> None:
+    """Remove this user's folders whose servers were killed: nobody locks them."""
+    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
+        with suppress(OSError):
+            made = folder.lstat()
+            if made.st_uid != os.geteuid() or time.time() - made.st_mtime < YOUNG_S:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def record_last_uses(access: ServeAccess, models: Path) -> LastUses | None:
@@ -95,7 +119,7 @@ def choose_access(*, keys: bool, insecure: bool, host: str, flags: Sequence[str]
     if needs_keys:
         if cached := next((flag for flag in CACHE_FLAGS if any(flag_values(flags, flag))), None):
             raise StartError(f"{cached}: Triton's cache of answers would answer clients without a key; leave it out")
-        environment = keys_environment(SHARED_MEMORY / f"hplm-access-{secrets.token_hex(8)}")
+        environment = keys_environment(SHARED_MEMORY / f"{FOLDER_PREFIX}{secrets.token_hex(8)}")
         forward = (f"--http-header-forward-pattern={HEADER}", f"--grpc-header-forward-pattern={HEADER}")
         return ServeAccess(environment, forward, access_mode({**os.environ, **environment}))
     if not insecure:

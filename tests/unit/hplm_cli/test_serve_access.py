@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 
 from hplm.access.access_mode import MODE_VARIABLE, SECRET_VARIABLE
 from hplm.errors import StartError
-from hplm_cli.serve_access import ServeAccess, choose_access
+from hplm.store.layout import Store
+from hplm_cli.serve_access import FOLDER_PREFIX, LastUses, ServeAccess, choose_access, remove_dead_folders
 
 
 def choose(host: str = "127.0.0.1", *flags: str, keys: bool = False, insecure: bool = False) -> ServeAccess:
@@ -76,3 +81,16 @@ def test_a_cache_of_answers_is_refused_with_keys(flag: str) -> None:
     with pytest.raises(StartError, match="would answer clients without a key"):
         choose("127.0.0.1", flag, keys=True)
     choose("127.0.0.1", flag)
+
+
+def test_the_folders_of_killed_servers_are_removed_and_all_others_stay(tmp_path: Path) -> None:
+    dead, young, living = (tmp_path / f"{FOLDER_PREFIX}{name}" for name in ("dead", "young", "living"))
+    for folder in (dead, young):
+        folder.mkdir()
+        (folder / "1.uses").write_text("{}")
+    with closing(LastUses(living, Store(tmp_path / "store"))):
+        for folder in (dead, living):
+            os.utime(folder, (0, 0))
+        remove_dead_folders(tmp_path)
+        assert {folder for folder in (dead, young, living) if folder.exists()} == {young, living}
+    assert not living.exists()
