@@ -24,16 +24,16 @@ from hplm.core.roles import models_of, unload_order
 from hplm.errors import StartError, TritonEndedError
 from hplm.runtime.local_http import LOCAL_HTTP
 from hplm.runtime.process import file_limits, numbered
+from hplm.runtime.unreaped import UnreapedChildren
 from hplm.triton.launcher import log_files
 from hplm.triton.launcher.backend_folder import assemble_backends
 from hplm.triton.launcher.child_process import deferred_signals, exit_status, exit_words, prepare_child
 from hplm.triton.launcher.command_line import model_flags, port_flags
 from hplm.triton.launcher.install import TritonInstall, find_triton, search_paths
-from hplm.triton.launcher.lost_stubs import LostStubs
 from hplm.triton.launcher.ports import Ports
 from hplm.triton.launcher.restricted_apis import hide_secret, restrict
 from hplm.triton.workarounds import deep_json, idle_connections, killed_server_files
-from hplm.triton.workarounds.dead_stubs import stubs_of
+from hplm.triton.workarounds.dead_stubs import LOST_S, stubs_of
 from hplm.triton.workarounds.empty_outputs import check_numpy
 from hplm.triton.workarounds.late_finalize import tell_stages
 from hplm.triton.workarounds.shell_paths import check_path, is_safe
@@ -178,14 +178,14 @@ class TritonServer:
         is killed.
         """
         deadline = time.monotonic() + timeout_s
-        lost = LostStubs(self.process.pid)
+        unreaped = UnreapedChildren(self.process.pid, LOST_S)
         urls = [f"{self.ports.http_url}/v2/models/{name}/ready" for name in self._first_models]
         while time.monotonic() < deadline:
             if self._is_secret_shown and stubs_of(self.process.pid):
                 self._hide_secret()
             if is_over() if is_over is not None else self.has_ended:
                 raise self._ended_while_starting()
-            if lost.are_waited_for():
+            if unreaped.are_left():
                 self.process.kill()
                 raise TritonEndedError(
                     self._with_log("Triton waited for a stub that had died while starting, and was ended")

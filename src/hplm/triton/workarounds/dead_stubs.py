@@ -1,9 +1,11 @@
 """Triton does not restart a stub (the process of a Python model) that died.
 
 Behaviour: after the death of a stub, every request of its model fails, and the model still says that it is ready. Only
-unloading and loading the model starts a new stub.
+unloading and loading the model starts a new stub. Triton also waits without end for the first message of a new stub, also if
+the new stub has died.
 Releases: 24.10; no release that mends it was seen. From 25.12 on, the model says that it is not ready.
-Workaround: `StubKeeper` looks for dead stubs and loads their models again.
+Workaround: `StubKeeper` looks for dead stubs and loads their models again. A Triton that does not reap a new stub for LOST_S
+seconds is killed, by `StubKeeper` or while it starts; `hplm serve` starts it again.
 Switched off: if Triton has started a new stub itself, the model is not loaded again.
 """
 
@@ -17,6 +19,7 @@ from pathlib import Path
 
 from hplm.errors import StartError
 from hplm.runtime.process import stat_of
+from hplm.runtime.unreaped import UnreapedChildren
 from hplm.triton.workarounds.running_server import ModelStep, RunningServer, ask_triton
 
 STUB = "triton_python_backend_stub"
@@ -26,6 +29,8 @@ STEPS: tuple[ModelStep, ...] = ("unload", "load")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 # A stub that lives so long did not die of being loaded: the pauses start anew.
 SETTLED_S = 30.0
+# Seconds that Triton may take to reap a new stub that has died. It notices any other death of a new stub within about a second.
+LOST_S = 5.0
 
 
 def stubs_of(triton: int) -> dict[int, str]:
@@ -126,8 +131,14 @@ class StubKeeper:
             if self._stubs_of(model).keys() <= self._stubs.keys():
                 last = self._pauses.get(model)
                 pause_s = min(2 * last.length_s, LONGEST_PAUSE_S) if last else FIRST_PAUSE_S
+                unreaped = UnreapedChildren(self._server.process.pid, LOST_S)
                 try:
-                    if not all(ask_triton(self._server, model, step, self._is_over) for step in STEPS):
+                    if not all(self._ask(model, step, unreaped) for step in STEPS):
+                        if unreaped.are_left():
+                            self._server.process.kill()
+                            messages.append(
+                                f"Triton waits for a new stub of model {model} that has died: Triton is ended"
+                            )
                         return messages
                     messages.append(f"The stub of model {model} had died; the model is loaded again.")
                 except StartError as error:
@@ -140,6 +151,9 @@ class StubKeeper:
             known = {pid: other for pid, other in self._stubs.items() if other != model}
             self._stubs = known | self._stubs_of(model)
         return messages
+
+    def _ask(self, model: str, step: ModelStep, unreaped: UnreapedChildren) -> bool:
+        return ask_triton(self._server, model, step, lambda: self._is_over() or unreaped.are_left())
 
     def _may_load(self, model: str, now_s: float) -> bool:
         pause = self._pauses.get(model)

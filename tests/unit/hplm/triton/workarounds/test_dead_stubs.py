@@ -16,6 +16,7 @@ import pytest
 
 from hplm.triton.launcher.ports import Ports
 from hplm.triton.launcher.server import TritonServer
+from hplm.triton.workarounds import dead_stubs
 from hplm.triton.workarounds.dead_stubs import SETTLED_S, STUB, StubKeeper, stubs_of
 from tests.waiting import until
 
@@ -23,12 +24,16 @@ from tests.waiting import until
 @dataclass
 class Process:
     pid: int
+    is_killed: bool = False
+
+    def kill(self) -> None:
+        self.is_killed = True
 
 
 class SmallTriton:
     """Loads each model as a process, as Triton does. Models of `broken` are refused, and models of `dying` end at once.
 
-    Whoever has it load one of `hanging` waits until it `is_free`.
+    Whoever has it load one of `hanging` or `lost` waits until it `is_free`. The process of a `lost` one dies unnoticed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,6 +41,7 @@ class SmallTriton:
         self.broken: set[str] = set()
         self.dying: set[str] = set()
         self.hanging: set[str] = set()
+        self.lost: set[str] = set()
         self.is_free = threading.Event()
         self.loads: list[str] = []
         self._folder = folder
@@ -67,9 +73,13 @@ class SmallTriton:
 
     def load(self, model: str) -> bool:
         self.loads.append(model)
-        if model in self.hanging:
+        if model in self.lost:
+            stub = subprocess.Popen([STUB], executable="/bin/true", stdin=subprocess.PIPE)
+            self._stubs.append((model, stub))
+            os.waitid(os.P_PID, stub.pid, os.WEXITED | os.WNOWAIT)
+        if model in self.hanging | self.lost:
             self.is_free.wait()
-        if model in self.broken | self.hanging:
+        if model in self.broken | self.hanging | self.lost:
             return False
         script = self._folder / model / "1" / "model.py"
         script.parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +118,9 @@ class Kept:
             server.load(model)
         self.is_over = False
         self._keeper = StubKeeper(cast(TritonServer, server), lambda: self.is_over, clock=lambda: self.now_s)
+
+    def look(self) -> list[str]:
+        return self._keeper.look()
 
     def looks(self, duration_s: float) -> list[str]:
         """Look every fifth of a second, and return the models that were loaded."""
@@ -190,3 +203,11 @@ def test_a_process_of_the_machine_whose_name_is_no_text_is_in_nobodys_way(kept: 
         assert kept.looks(1.0) == []
     finally:
         odd.communicate()
+
+
+def test_a_server_that_waits_for_a_new_stub_that_has_died_is_ended(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_stubs, "LOST_S", 0.2)
+    kept.server.kill("alpha")
+    kept.server.lost.add("alpha")
+    assert kept.look() == ["Triton waits for a new stub of model alpha that has died: Triton is ended"]
+    assert kept.server.process.is_killed
