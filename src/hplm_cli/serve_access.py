@@ -85,7 +85,7 @@ class LastUses:
 
 
 def remove_dead_folders(parent: Path) -> None:
-    """Remove this user's folders whose servers were killed: nobody locks them."""
+    """Remove the folders of this user that no living server locks."""
     for folder in parent.glob(f"{FOLDER_PREFIX}*"):
         with suppress(OSError):
             made = folder.lstat()

@@ -43,7 +43,7 @@ class Parent:
         return self.process.stdout.readline().strip()
 
     def watch(self) -> Callable[[float], bool]:
-        """Return what looks after so many seconds."""
+        """Return a function that waits for a number of seconds and looks."""
         unreaped = UnreapedChildren(self.process.pid, PATIENCE_S, lambda: self.now_s)
 
         def after(seconds: float) -> bool:
