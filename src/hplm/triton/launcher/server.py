@@ -187,6 +187,7 @@ class TritonServer:
                 raise self._ended_while_starting()
             if unreaped.are_left():
                 self.process.kill()
+                self.ends(KILLED_S)
                 raise TritonEndedError(
                     self._with_log("Triton waited for a stub that had died while starting, and was ended")
                 )
