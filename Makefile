@@ -23,7 +23,7 @@ serve: install ## build the demo if there is none, start Triton, serve until Ctr
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 
 test: install check ## run every check and test, with a real Triton server
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not alone' $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone' $(ARGS)
 	$(BIN)/pytest -m alone $(ALONE) $(ARGS)
 
 check: install ## format, lint and types
