@@ -67,6 +67,10 @@ WHOLE: list[dict[str, Any]] = [
     {"action": "upload.finish", "upload": "u1"},
     {"action": "upload.list", "after": "u1", "limit": 5},
     {"action": "upload.drop", "upload": "u1"},
+    {"action": "key.create", "tenant": "acme", "scope": "manage", "expires_in_s": 3600},
+    {"action": "key.list", "tenant": "acme", "after": "abcdefgh234567ab", "limit": 5},
+    {"action": "key.revoke", "key": "abcdefgh234567ab"},
+    {"action": "audit.list", "subject": "tenant:acme", "before": 7, "limit": 5},
 ]
 MANUAL = (Path(__file__).parents[4] / "docs" / "tenants-and-domains.md").read_text()
 
@@ -98,7 +102,15 @@ def test_the_manual_has_every_action_with_its_keys(action: str) -> None:
 
 # Of inference, of the command line, of clients alone, or between workers.
 ELSEWHERE = {
-    *("EMPTY_TEXT", "TEXT_NOT_UTF8", "TEXT_TOO_LARGE", "TEXT_COUNT", "BAD_HIDDEN_STATES", "DEADLINE_UNMEETABLE"),
+    *(
+        "EMPTY_TEXT",
+        "TEXT_NOT_UTF8",
+        "TEXT_TOO_LARGE",
+        "TEXT_COUNT",
+        "BAD_HIDDEN_STATES",
+        "DEADLINE_UNMEETABLE",
+        "QUOTA",
+    ),
     *("CANCELLED", "UNREACHABLE", "STAGE_DOWN", "LEASE_LOST", "DOWNLOAD_FAILED", "TRITON_NOT_FOUND"),
     *("START_FAILED", "TRITON_ENDED"),
 }
