@@ -15,6 +15,8 @@ from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
 from hplm_loadtest.benchmarks.access.key_check import key_check
+from hplm_loadtest.benchmarks.access.quotas import SCENARIOS as QUOTA_SCENARIOS
+from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
@@ -80,6 +82,12 @@ LookUpThreadsOption = Annotated[
     int, typer.Option(min=0, help="Threads that compute n-grams that no table has; 0: one, as served.")
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Take seconds or minutes: one round, less load.")]
+RegistryOption = Annotated[
+    str,
+    typer.Option(
+        help="URL of an empty PostgreSQL database for keys and quotas; default: a copy of the registry's file."
+    ),
+]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
 
@@ -144,6 +152,34 @@ def bench_access_throughput(
     if quick:
         rounds, seconds = 2, min(seconds, 2.0)
     access_throughput(models, texts, rounds, in_flight, seconds).publish(json_file)
+
+
+@app.command(name="access-quotas")
+def bench_access_quotas(
+    models: ModelsOption = DEMO,
+    scenario: Annotated[
+        list[str], typer.Option(help="one server, SIGTERM, kill -9 or two servers; again for more.")
+    ] = QUOTA_SCENARIOS,
+    clients: Annotated[int, typer.Option(min=6, help="Clients that race for quotas.")] = QuotaLoad.clients,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="Seconds of load of each scenario.")
+    ] = QuotaLoad.seconds,
+    look_up_instances: Annotated[
+        int, typer.Option(min=1, help="Processes of the look-up stage of each server.")
+    ] = QuotaLoad.look_up_instances,
+    registry: RegistryOption = "",
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure how far racing clients get beyond quotas, across restarts and with two servers, and whether others are refused.
+
+    Servers are `hplm serve --keys`. Example: hplm bench access-quotas --json access-quotas.json
+    """
+    scenarios = choose("scenario", scenario, QUOTA_SCENARIOS)
+    if quick:
+        seconds = min(seconds, 5.0)
+    access_quotas(models, scenarios, QuotaLoad(seconds, clients, look_up_instances), texts, registry).publish(json_file)
 
 
 @app.command(name="upper")

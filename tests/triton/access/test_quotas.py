@@ -130,7 +130,7 @@ def test_requests_at_the_same_time_are_limited_and_end(served: Served) -> None:
             answered, refused, _ = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 1.0))
             assert answered > 2
             assert any("concurrent" in str(error) for error in refused)
-            until(lambda: served.keeper._file.under_way(TENANT) == 0)
+            until(lambda: served.keeper._file.under_way(TENANT, time.monotonic()) == 0)
 
 
 def test_refusals_are_counted_for_the_tenant(served: Served) -> None:

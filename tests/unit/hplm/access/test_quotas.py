@@ -123,13 +123,25 @@ def test_a_request_is_under_way_until_it_ends_also_where_it_was_handed_on(quotas
     limit(quotas, registry, "films", concurrent=1)
     held = quotas.take([FILMS])
     assert held is not None
-    handed_on = quotas.begin(["films", "films"])
-    assert handed_on is not None
-    held.end("answer")
+    held.hand_on()
     with pytest.raises(QuotaError, match="concurrent"):
         quotas.take([FILMS])
-    handed_on.end("answer")
+    taken_over = quotas.take_over({"films": ESTIMATE})
+    assert taken_over is not None
+    with pytest.raises(QuotaError, match="concurrent"):
+        quotas.take([FILMS])
+    taken_over.end("answer")
     assert quotas.take([FILMS]) is not None
+
+
+def test_a_request_that_no_stage_has_handed_on_is_taken_as_any_other(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, "films", requests_per_s=1.0)
+    held = quotas.take([FILMS])
+    assert held is not None
+    held.hand_on()
+    assert quotas.take_over({"films": ESTIMATE}) is not None
+    with pytest.raises(QuotaError, match="requests/s"):
+        quotas.take_over({"films": ESTIMATE})
 
 
 def test_limits_need_a_tenant_and_end_with_it(registry: Registry) -> None:
