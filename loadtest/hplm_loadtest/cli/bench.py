@@ -14,9 +14,11 @@ from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
+from hplm_loadtest.benchmarks.access.flood import FloodLoad, access_flood
 from hplm_loadtest.benchmarks.access.key_check import key_check
 from hplm_loadtest.benchmarks.access.quotas import SCENARIOS as QUOTA_SCENARIOS
 from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
+from hplm_loadtest.benchmarks.access.revocation import access_revocation
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
@@ -167,6 +169,13 @@ def bench_access_quotas(
     look_up_instances: Annotated[
         int, typer.Option(min=1, help="Processes of the look-up stage of each server.")
     ] = QuotaLoad.look_up_instances,
+    requests_per_s: Annotated[
+        float,
+        typer.Option("--requests-per-second", min=1, help="Quota; the server must be able to answer twice as many."),
+    ] = QuotaLoad.requests_per_s,
+    tokens_per_s: Annotated[
+        float, typer.Option("--tokens-per-second", min=10, help="Quota of another tenant.")
+    ] = QuotaLoad.tokens_per_s,
     registry: RegistryOption = "",
     texts: TextsOption = "unseen",
     quick: QuickOption = False,
@@ -179,7 +188,50 @@ def bench_access_quotas(
     scenarios = choose("scenario", scenario, QUOTA_SCENARIOS)
     if quick:
         seconds = min(seconds, 5.0)
-    access_quotas(models, scenarios, QuotaLoad(seconds, clients, look_up_instances), texts, registry).publish(json_file)
+    load = QuotaLoad(seconds, clients, look_up_instances, requests_per_s, tokens_per_s)
+    access_quotas(models, scenarios, load, texts, registry).publish(json_file)
+
+
+@app.command(name="access-revocation")
+def bench_access_revocation(
+    models: ModelsOption = DEMO,
+    trials: Annotated[int, typer.Option(min=1, help="Keys that are revoked; 3 s for each.")] = 50,
+    clients: Annotated[int, typer.Option(min=4, help="Clients that send requests without pause.")] = 16,
+    registry: RegistryOption = "",
+    texts: TextsOption = "unseen",
+    json_file: JsonOption = None,
+) -> None:
+    """Measure how long two servers under load, of `hplm serve --keys`, still answer requests with a revoked key.
+
+    Example: hplm bench access-revocation --json access-revocation.json
+    """
+    access_revocation(models, trials, clients, texts, registry).publish(json_file)
+
+
+@app.command(name="access-flood")
+def bench_access_flood(
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = FloodLoad.rounds,
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds of each run.")] = FloodLoad.duration_s,
+    tenants: Annotated[int, typer.Option(min=2, help="Tenants that send requests.")] = FloodLoad.tenants,
+    load: Annotated[
+        float, typer.Option(min=0.01, help="What each other tenant sends, in shares of the capacity.")
+    ] = FloodLoad.load,
+    times: Annotated[float, typer.Option(min=1, help="What the flooding tenant sends, in shares.")] = FloodLoad.times,
+    quota: Annotated[
+        float, typer.Option(min=0.1, help="Each tenant's quota, in shares, in the runs with quotas.")
+    ] = FloodLoad.quota,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure other tenants' response times without and with a tenant at ten times its share: fair shares alone, and quotas.
+
+    Example: hplm bench access-flood --json access-flood.json
+    """
+    if quick:
+        rounds, duration_s = 1, min(duration_s, 3.0)
+    access_flood(models, FloodLoad(rounds, duration_s, tenants, load, times, quota), texts).publish(json_file)
 
 
 @app.command(name="upper")

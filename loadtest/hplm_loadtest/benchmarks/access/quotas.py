@@ -31,12 +31,10 @@ from hplm_loadtest.scenarios.outcomes import ANSWERED
 from hplm_loadtest.workloads.texts import text_settings, texts_of_kind
 
 SCENARIOS = ["one server", "SIGTERM", "kill -9", "two servers"]
-# The quotas: requests a second, tokens a second, and requests at the same time.
-REQUESTS_PER_S, TOKENS_PER_S, CONCURRENT = 40.0, 800.0, 4
-# The groups of clients that race for each quota, and of those that stay below it.
-RACING = {"requests/s": REQUESTS_PER_S, "tokens/s": TOKENS_PER_S}
-RACING_CONCURRENT = "concurrent requests"
-BELOW = {name: f"below {name}" for name in (*RACING, RACING_CONCURRENT)}
+# The quotas.
+REQUESTS, TOKENS, AT_ONCE = "requests/s", "tokens/s", "concurrent requests"
+# The groups of clients that stay below a quota. Those that race for a quota have its name.
+BELOW = {name: f"below {name}" for name in (REQUESTS, TOKENS, AT_ONCE)}
 # The part of a rate that a client below its quota sends, and the seconds between requests of clients below a number at once.
 BELOW_SHARE, BELOW_EVERY_S = 0.8, 0.1
 # The error that is allowed, as a part of the quota; if that is less than a lease, a lease is.
@@ -49,11 +47,19 @@ LOOK_EVERY_S, ENDED_S = 0.01, 1.0
 
 @dataclass(frozen=True)
 class QuotaLoad:
-    """The load: seconds of each scenario, racing clients, and processes of the look-up stage of each server."""
+    """The load: seconds of each scenario, racing clients, processes of the look-up stage of each server, and the quotas."""
 
     seconds: float = 30.0
     clients: int = 64
     look_up_instances: int = 2
+    requests_per_s: float = 20.0
+    tokens_per_s: float = 400.0
+    concurrent: int = 4
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """The quotas a second."""
+        return {REQUESTS: self.requests_per_s, TOKENS: self.tokens_per_s}
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def access_quotas(
     texts = texts_of_kind(text_kind, models)[:TEXTS]
     rows: list[dict[str, Any]] = []
     with keyed_repository(models, registry) as repository, progress_bars() as progress:
-        traffic = _traffic(repository, texts)
+        traffic = _traffic(repository, texts, load)
         bar = progress.add_task("quotas", total=len(scenarios) * load.seconds)
         for scenario in scenarios:
             rows += _scenario(repository, scenario, traffic, load, partial(_wait, progress, bar))
@@ -84,6 +90,9 @@ def access_quotas(
         "clients": load.clients,
         "seconds": load.seconds,
         "look_up_instances": load.look_up_instances,
+        "requests_per_s": load.requests_per_s,
+        "tokens_per_s": load.tokens_per_s,
+        "concurrent": load.concurrent,
         "registry": "PostgreSQL" if registry.startswith("postgres") else "SQLite",
         **text_settings(text_kind, texts, models),
         "protocol": "http and grpc",
@@ -122,17 +131,17 @@ def _goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     ]
 
 
-def _traffic(repository: KeyedRepository, texts: Sequence[str]) -> _Traffic:
+def _traffic(repository: KeyedRepository, texts: Sequence[str], load: QuotaLoad) -> _Traffic:
     """Limit a tenant for each group, and count the tokens of the texts. Raises ConfigError if there are too few tenants."""
     names = single_text_tenants(repository.models)
-    groups = [*RACING, RACING_CONCURRENT, *BELOW.values()]
+    groups = [*BELOW, *BELOW.values()]
     if len(names) < len(groups):
         raise ConfigError(f"{repository.models} has {len(names)} tenants of single texts, and this needs {len(groups)}")
     tenants = dict(zip(groups, names, strict=False))
     limits = (
-        Limits(requests_per_s=REQUESTS_PER_S),
-        Limits(tokens_per_s=TOKENS_PER_S),
-        Limits(concurrent=CONCURRENT),
+        Limits(requests_per_s=load.requests_per_s),
+        Limits(tokens_per_s=load.tokens_per_s),
+        Limits(concurrent=load.concurrent),
     )
     for group, limited in zip(groups, (*limits, *limits), strict=True):
         repository.limit(tenants[group], limited)
@@ -156,8 +165,8 @@ def _scenario(
             time.sleep(WARM_UP_S)
         time.sleep(KNOWN_S)
         stopped_s: float | None = None
-        groups = [*_racing(traffic, http, grpc, load.clients), _below(traffic, http, grpc)]
-        at_once = _AtOnce(repository.store, traffic.tenants[RACING_CONCURRENT])
+        groups = [*_racing(traffic, http, grpc, load.clients), _below(traffic, http, grpc, load)]
+        at_once = _AtOnce(repository.store, traffic.tenants[AT_ONCE])
         with sending(folder, groups, repository.model, traffic.keys) as sent, at_once.watching():
             if scenario in ("SIGTERM", "kill -9"):
                 wait(load.seconds / 2)
@@ -169,7 +178,7 @@ def _scenario(
                 wait(load.seconds)
         time.sleep(ENDED_S)
         left = at_once.now()
-    return _rows(scenario, sent.outcomes, traffic, stopped_s, at_once.most, left)
+    return _rows(scenario, sent.outcomes, traffic, load, stopped_s, at_once.most, left)
 
 
 def _wait(progress: Progress, bar: Any, seconds: float) -> None:
@@ -184,26 +193,26 @@ def _racing(traffic: _Traffic, http: Sequence[str], grpc: Sequence[str], clients
     return [
         [
             Senders(name, urls, [traffic.tenants[name]], traffic.texts, _share(clients, number, 6))
-            for number, name in enumerate((*RACING, RACING_CONCURRENT), 3 * half)
+            for number, name in enumerate(BELOW, 3 * half)
         ]
         for half, urls in enumerate((http, grpc))
     ]
 
 
-def _below(traffic: _Traffic, http: Sequence[str], grpc: Sequence[str]) -> list[Senders]:
+def _below(traffic: _Traffic, http: Sequence[str], grpc: Sequence[str], load: QuotaLoad) -> list[Senders]:
     """Return the clients that stay below their quotas."""
     # Servers and protocols take turns.
     urls = [*http, *reversed(grpc)]
     # One text, so that a steady pace is a steady number of tokens.
     text = traffic.texts[0]
-    each = {"requests/s": 1.0, "tokens/s": float(_most_tokens(traffic, 0))}
+    each = {REQUESTS: 1.0, TOKENS: float(_most_tokens(traffic, 0))}
     groups = [
-        Senders(BELOW[name], urls, [traffic.tenants[BELOW[name]]], [text], 1, amount / (BELOW_SHARE * RACING[name]))
+        Senders(BELOW[name], urls, [traffic.tenants[BELOW[name]]], [text], 1, amount / (BELOW_SHARE * load.rates[name]))
         for name, amount in each.items()
     ]
     # Each server gets an even part of the requests at the same time, and a client stays with its server.
-    name = BELOW[RACING_CONCURRENT]
-    own = max(1, CONCURRENT // len(http))
+    name = BELOW[AT_ONCE]
+    own = max(1, load.concurrent // len(http))
     groups += [
         Senders(name, [one], [traffic.tenants[name]], [text], _share(own, number, 2), BELOW_EVERY_S)
         for pair in zip(http, grpc, strict=True)
@@ -222,13 +231,19 @@ def _share(count: int, number: int, of: int) -> int:
 
 
 def _rows(
-    scenario: str, outcomes: Sequence[Outcome], traffic: _Traffic, stopped_s: float | None, most: int, left: int
+    scenario: str,
+    outcomes: Sequence[Outcome],
+    traffic: _Traffic,
+    load: QuotaLoad,
+    stopped_s: float | None,
+    most: int,
+    left: int,
 ) -> list[dict[str, Any]]:
     """Return a row for each group."""
     rows: list[dict[str, Any]] = []
     by_group = {name: [one for one in outcomes if one.group == name] for name in traffic.tenants}
-    for name, per_s in RACING.items():
-        amounts: Sequence[float] = [1.0] * len(traffic.tokens) if name == "requests/s" else traffic.tokens
+    for name, per_s in load.rates.items():
+        amounts: Sequence[float] = [1.0] * len(traffic.tokens) if name == REQUESTS else traffic.tokens
         group = by_group[name]
         admitted = [Admitted(one.sent_s, one.done_s, amounts[one.text]) for one in group if one.is_answered]
         # A server that is down admits nothing, so the times before and after it count.
@@ -254,12 +269,12 @@ def _rows(
                 **_counts(group),
             }
         )
-    group = by_group[RACING_CONCURRENT]
+    group = by_group[AT_ONCE]
     rows.append(
         {
             "scenario": scenario,
-            "racing_at_once": RACING_CONCURRENT,
-            "quota": CONCURRENT,
+            "racing_at_once": AT_ONCE,
+            "quota": load.concurrent,
             "most_at_once": most,
             "left": left,
             **_counts(group),
@@ -275,11 +290,11 @@ def _rows(
             rate,
         )
         for name, rate, amount in (
-            ("requests/s", rate_of(REQUESTS_PER_S, 1.0), 1.0),
-            ("tokens/s", rate_of(TOKENS_PER_S, 1.0), float(_most_tokens(traffic, 0))),
+            (REQUESTS, rate_of(load.requests_per_s, 1.0), 1.0),
+            (TOKENS, rate_of(load.tokens_per_s, 1.0), float(_most_tokens(traffic, 0))),
         )
     }
-    name = BELOW[RACING_CONCURRENT]
+    name = BELOW[AT_ONCE]
     wrong[name] = sum(one.is_over_quota for one in by_group[name])
     rows += [
         {"scenario": scenario, "clients": name, "wrongly_refused": count, **_counts(by_group[name])}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hplm.access.quota_keeper import QuotaKeeper
+from hplm.access.quota_keeper import JOINING_S, QuotaKeeper
 from hplm.access.quotas import Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
 from hplm.errors import EmptyTextError, QueueFullError, QuotaError, UnknownTenantError
 from hplm.quotas.limits import Limits, Use
@@ -20,6 +20,7 @@ from hplm.registry.access.limits import ALIVE_S, DEFAULT
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.postgres import PostgresServer
+from tests.waiting import until
 
 TEXT = [b"one short text"]
 FILMS, NEWS = TextCost("films", TEXT), TextCost("news", TEXT)
@@ -186,6 +187,25 @@ def test_two_servers_together_keep_to_a_quota(store: Store, registry: Registry) 
     assert used[1] + used[3] > 0
 
 
+def test_two_servers_keep_to_the_first_limit_of_a_registry_from_the_start(store: Store, registry: Registry) -> None:
+    with ExitStack() as stack:
+        keepers = [QuotaKeeper(store) for _ in range(2)]
+        for keeper in keepers:
+            stack.callback(keeper.stop)
+            keeper.start()
+        stages = [stack.enter_context(closing(Quotas(store, keeper.path))) for keeper in keepers]
+        for stage in stages:
+            stage.start()
+        registry.set_limits("films", Limits(requests_per_s=200.0))
+        until(lambda: all(stage._book.of("films") is not None for stage in stages))
+        began_s, used = time.monotonic(), 0
+        while (passed_s := time.monotonic() - began_s) < 0.7:
+            used += sum(map(use, stages))
+            time.sleep(0.002)
+    # What the account and both servers may hold at the start.
+    assert used <= 200.0 * passed_s + 3 * 200.0 * LEASE_S
+
+
 def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: Store, registry: Registry) -> None:
     registry.set_limits("films", Limits(requests_per_s=4.0))
     with ExitStack() as stack:
@@ -202,9 +222,11 @@ def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: 
 
 def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registry) -> None:
     registry.set_limits("films", Limits(requests_per_s=200.0))
-    keeper = QuotaKeeper(store)
+    later_s = 0.0
+    keeper = QuotaKeeper(store, clock=lambda: time.monotonic() + later_s)
     try:
         keeper.step()
+        later_s = JOINING_S
         with closing(Quotas(store, keeper.path)) as stage:
             assert use(stage) >= 20
             keeper.step()
