@@ -1,4 +1,4 @@
-"""`hplm serve` as a process of its own, as an operator runs it, so that a benchmark can kill it and start it again."""
+"""A process of `hplm serve` as an operator runs it. A benchmark can kill the process and start it again."""
 
 from __future__ import annotations
 

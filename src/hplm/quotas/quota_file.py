@@ -36,7 +36,7 @@ _CHOICE = struct.Struct("=Q")
 _STATE = struct.Struct("=6d")
 _COUNT = struct.Struct("=I")
 _SEATS_AT = _CHOICE.size + 2 * _STATE.size
-# Requests that one stage has handed on, by the second in which it did, and the last such second.
+# The last second in which a stage has handed requests on, and the requests that were handed on, by the second.
 _HANDED_AT = _SEATS_AT + SEATS * _COUNT.size
 # Seconds for which the next stage may take a request over. Later it is charged as a new request.
 HANDED_S = 16
@@ -99,7 +99,7 @@ class QuotaFile:
         self._change(tenant, limits, use, now_s, ended=False)
 
     def hand_on(self, tenant: str, now_s: float) -> None:
-        """Count a request that was taken here as on its way to another process, which takes it over."""
+        """Count a request that was taken here as on its way to another process, see `take_over`."""
         if (index := self._index(tenant)) is None:
             return
         try:

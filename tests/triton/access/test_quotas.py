@@ -146,14 +146,16 @@ def test_requests_at_the_same_time_are_limited_and_end(served: Served) -> None:
 
 
 def test_a_client_that_calls_the_encode_stage_itself_is_limited_too(served: Served) -> None:
-    with served.limited(TENANT, Limits(requests_per_s=0.1)):
+    # Nobody has used this tenant's quota.
+    with served.limited(OTHER, Limits(requests_per_s=0.1)):
         place = Place(served.server, served.store, served.store.root.parent / "models")
-        outputs = answered(ask(place, "grpc", "small_plot", texts([TENANT])))
+        inputs = texts([OTHER])
+        outputs = answered(ask(place, "grpc", "middle_plot", inputs))
         del outputs[wire.TRUNCATED]
-        inputs = {**outputs, wire.TENANT: texts([TENANT])[wire.TENANT]}
+        of_encoder = {**outputs, wire.TENANT: inputs[wire.TENANT]}
         # The look-up stage has charged the first request.
-        answered(ask(place, "grpc", "small_upper", inputs))
-        assert isinstance(ask(place, "http", "small_upper", inputs), QuotaError)
+        answered(ask(place, "grpc", "middle_upper", of_encoder))
+        assert isinstance(ask(place, "http", "middle_upper", of_encoder), QuotaError)
 
 
 def test_refusals_are_counted_for_the_tenant(served: Served) -> None:

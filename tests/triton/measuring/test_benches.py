@@ -143,7 +143,7 @@ def test_access_quotas_measures_racing_clients_and_clients_below_their_quotas(tm
     for seed, name in enumerate(("more", "most"), 20):
         tiny.make_tenant(store, base, name, seed, "alpha")
     (tmp_path / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
-    load = QuotaLoad(seconds=2.0, clients=12, look_up_instances=1)
+    load = QuotaLoad(seconds=1.0, clients=12, look_up_instances=1)
     report = access_quotas(models, ["one server"], load, "pool")
     racing = {row["racing_for"]: row for row in report.rows if "racing_for" in row}
     assert set(racing) == {"requests/s", "tokens/s"}

@@ -1,4 +1,4 @@
-"""The benchmark `hplm bench access-flood`: what others notice of a tenant that sends ten times its share."""
+"""The benchmark `hplm bench access-flood`: response times of tenants beside a tenant at ten times its share."""
 
 from __future__ import annotations
 

@@ -18,12 +18,27 @@ class Admitted(NamedTuple):
     amount: float
 
 
-def used(admitted: Sequence[Admitted]) -> tuple[float, float]:
-    """Return the units that were admitted, and the seconds from the first request to the last answer."""
+class Used(NamedTuple):
+    """What clients that want more than a quota were admitted: units, and the most and the least seconds that it took."""
+
+    units: float
+    most_s: float
+    least_s: float
+
+    def error(self, per_s: float) -> float:
+        """Return the units that were certainly admitted beyond `per_s` a second, below 0 if units were certainly missing."""
+        return max(0.0, self.units - per_s * self.most_s) + min(0.0, self.units - per_s * self.least_s)
+
+
+def used(requests: Sequence[tuple[Admitted, bool]]) -> Used:
+    """Return what was used by `requests` of clients that never pause, each with whether it was admitted."""
+    admitted = [request for request, is_admitted in requests if is_admitted]
     if not admitted:
-        return 0.0, 0.0
-    span_s = max(one.done_s for one in admitted) - min(one.sent_s for one in admitted)
-    return sum(one.amount for one in admitted), span_s
+        return Used(0.0, 0.0, 0.0)
+    first_s, done_s = min(one.sent_s for one in admitted), max(one.done_s for one in admitted)
+    # Nobody asks any more after the last request was sent.
+    asked_s = min(done_s, max(request.sent_s for request, _ in requests))
+    return Used(sum(one.amount for one in admitted), done_s - first_s, asked_s - first_s)
 
 
 def burst(admitted: Sequence[Admitted], per_s: float) -> float:

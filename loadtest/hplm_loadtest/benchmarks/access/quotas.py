@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.store.layout import Store
 from hplm_loadtest.benchmarks.access.keyed_repository import KNOWN_S, KeyedRepository, keyed_repository
-from hplm_loadtest.benchmarks.access.quota_error import Admitted, burst, used, wrongly_refused
+from hplm_loadtest.benchmarks.access.quota_error import Admitted, Used, burst, used, wrongly_refused
 from hplm_loadtest.benchmarks.access.senders import Outcome, Senders, sending
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
 from hplm_loadtest.scenarios.outcomes import ANSWERED
@@ -166,7 +166,7 @@ def _scenario(
         time.sleep(KNOWN_S)
         stopped_s: float | None = None
         groups = [*_racing(traffic, http, grpc, load.clients), _below(traffic, http, grpc, load)]
-        at_once = _AtOnce(repository.store, traffic.tenants[AT_ONCE])
+        at_once = stack.enter_context(closing(_AtOnce(repository.store, traffic.tenants[AT_ONCE])))
         with sending(folder, groups, repository.model, traffic.keys) as sent, at_once.watching():
             if scenario in ("SIGTERM", "kill -9"):
                 wait(load.seconds / 2)
@@ -245,26 +245,27 @@ def _rows(
     for name, per_s in load.rates.items():
         amounts: Sequence[float] = [1.0] * len(traffic.tokens) if name == REQUESTS else traffic.tokens
         group = by_group[name]
-        admitted = [Admitted(one.sent_s, one.done_s, amounts[one.text]) for one in group if one.is_answered]
+        requests = _decided(group, amounts)
         # A server that is down admits nothing, so the times before and after it count.
-        parts = [
-            [one for one in admitted if stopped_s is None or (one.sent_s < stopped_s) == is_before]
-            for is_before in ((True,) if stopped_s is None else (True, False))
-        ]
-        units, seconds = map(sum, zip(*map(used, parts), strict=True))
-        lease, quota = rate_of(per_s, 1.0).capacity, per_s * seconds
+        parts = [requests]
+        if stopped_s is not None:
+            before = [one for one in requests if one[0].sent_s < stopped_s]
+            parts = [before, requests[len(before) :]]
+        found = Used(*map(sum, zip(*map(used, parts), strict=True)))
+        lease, error = rate_of(per_s, 1.0).capacity, found.error(per_s)
+        quota = per_s * (found.most_s if error > 0 else found.least_s)
+        admitted = [request for request, is_admitted in requests if is_admitted]
         rows.append(
             {
                 "scenario": scenario,
                 "racing_for": name,
                 "quota": per_s,
-                "seconds": seconds,
-                "admitted": units,
+                "admitted": found.units,
                 "within_quota": quota,
-                "error": units - quota,
+                "error": error,
                 "allowed_error": max(ALLOWED * quota, lease),
-                "error_percent": 100 * (units / quota - 1) if quota else 0.0,
-                "error_leases": (units - quota) / lease,
+                "error_percent": 100 * error / quota if quota else 0.0,
+                "error_leases": error / lease,
                 "burst_leases": burst(admitted, per_s) / lease,
                 **_counts(group),
             }
@@ -281,18 +282,8 @@ def _rows(
         }
     )
     wrong = {
-        BELOW[name]: wrongly_refused(
-            [
-                (Admitted(one.sent_s, one.done_s, amount), one.is_answered)
-                for one in by_group[BELOW[name]]
-                if one.is_answered or one.is_over_quota
-            ],
-            rate,
-        )
-        for name, rate, amount in (
-            (REQUESTS, rate_of(load.requests_per_s, 1.0), 1.0),
-            (TOKENS, rate_of(load.tokens_per_s, 1.0), float(_most_tokens(traffic, 0))),
-        )
+        BELOW[name]: wrongly_refused(_decided(by_group[BELOW[name]], [amount]), rate_of(load.rates[name], 1.0))
+        for name, amount in ((REQUESTS, 1.0), (TOKENS, float(_most_tokens(traffic, 0))))
     }
     name = BELOW[AT_ONCE]
     wrong[name] = sum(one.is_over_quota for one in by_group[name])
@@ -301,6 +292,15 @@ def _rows(
         for name, count in wrong.items()
     ]
     return rows
+
+
+def _decided(group: Sequence[Outcome], amounts: Sequence[float]) -> list[tuple[Admitted, bool]]:
+    """Return the requests on which a quota has decided, with whether they were admitted; `amounts` are those of the texts."""
+    return [
+        (Admitted(one.sent_s, one.done_s, amounts[one.text]), one.is_answered)
+        for one in group
+        if one.is_answered or one.is_over_quota
+    ]
 
 
 def _counts(group: Sequence[Outcome]) -> dict[str, Any]:
@@ -321,6 +321,11 @@ class _AtOnce:
         self._tenant = tenant
         self._files: dict[Path, QuotaFile] = {}
         self.most = 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
 
     def now(self) -> int:
         """Return the requests under way now."""

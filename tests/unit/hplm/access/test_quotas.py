@@ -12,7 +12,7 @@ import pytest
 
 from hplm.access.quota_keeper import JOINING_S, QuotaKeeper
 from hplm.access.quotas import Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
-from hplm.errors import EmptyTextError, QueueFullError, QuotaError, UnknownTenantError
+from hplm.errors import CancelledError, EmptyTextError, HplmError, QueueFullError, QuotaError, UnknownTenantError
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import QuotaFile
 from hplm.quotas.token_bucket import LEASE_S
@@ -99,14 +99,19 @@ def test_a_request_of_several_tenants_takes_of_all_or_of_none(
     assert quotas.take([FILMS]) is not None
 
 
-def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(quotas: Quotas, registry: Registry) -> None:
+@pytest.mark.parametrize(
+    "own_fault", [EmptyTextError("empty"), CancelledError("cancelled")], ids=["wrong", "cancelled"]
+)
+def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(
+    quotas: Quotas, registry: Registry, own_fault: HplmError
+) -> None:
     limit(quotas, registry, "films", requests_per_s=1.0)
     held = quotas.take([FILMS])
     assert held is not None
     held.end(QueueFullError("full"))
     held = quotas.take([FILMS])
     assert held is not None
-    held.end(EmptyTextError("empty"))
+    held.end(own_fault)
     with pytest.raises(QuotaError):
         quotas.take([FILMS])
 

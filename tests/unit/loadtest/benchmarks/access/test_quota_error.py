@@ -11,9 +11,14 @@ from hplm.quotas.token_bucket import rate_of
 RATE = rate_of(10.0, 1.0)
 
 
-def test_used_counts_units_from_the_first_request_to_the_last_answer() -> None:
-    assert used([Admitted(2.0, 2.5, 3.0), Admitted(1.0, 1.5, 1.0)]) == (4.0, 1.5)
-    assert used([]) == (0.0, 0.0)
+def test_an_error_is_what_was_certainly_too_much_or_too_little() -> None:
+    admitted = [(Admitted(2.0, 2.5, 3.0), True), (Admitted(1.0, 1.5, 1.0), True)]
+    found = used([*admitted, (Admitted(2.25, 2.3, 9.0), False)])
+    assert found == (4.0, 1.5, 1.25)
+    assert found.error(2.0) == 1.0
+    assert found.error(3.0) == 0.0
+    assert found.error(4.0) == -1.0
+    assert used([]) == (0.0, 0.0, 0.0)
 
 
 def test_a_burst_is_what_a_bucket_must_have_held_at_least() -> None:
