@@ -4,6 +4,7 @@ Also STUDENTS. With DISPATCH also ROUTE, CONFIDENCE and IMPORTANCE.
 """
 
 import time
+from collections import Counter
 
 import numpy as np
 
@@ -78,11 +79,13 @@ class TritonPythonModel(StageModel):
         ]
 
     def take(self, texts):
-        # The look-up stage has taken the request, and has ended its own part.
+        # The look-up stage has taken the request, and has handed it on.
         if texts[0].is_inner or texts[0].key_id == SERVER:
             return None
-        tenants = [text.tenant.decode("utf-8", "replace") for text in texts]
-        return self.stage.quotas.begin([tenant for tenant in tenants if self.stage.has_tenant(tenant)])
+        tokens = Counter()
+        for text in texts:
+            tokens[text.tenant.decode("utf-8", "replace")] += len(text.item.tokens)
+        return self.stage.quotas.take_over({name: n for name, n in tokens.items() if self.stage.has_tenant(name)})
 
     def writer(self, request):
         write, respond = label_writer(request), translate.responder(request)

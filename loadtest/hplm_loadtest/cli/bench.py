@@ -14,7 +14,11 @@ from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import JsonOption
 from hplm.reporting.command_options import CommandGroup
 from hplm.scheduling.policy_loader import load_policy
+from hplm_loadtest.benchmarks.access.flood import FloodLoad, access_flood
 from hplm_loadtest.benchmarks.access.key_check import key_check
+from hplm_loadtest.benchmarks.access.quotas import SCENARIOS as QUOTA_SCENARIOS
+from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
+from hplm_loadtest.benchmarks.access.revocation import access_revocation
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
 from hplm_loadtest.benchmarks.engine.adapters import adapters
@@ -80,6 +84,12 @@ LookUpThreadsOption = Annotated[
     int, typer.Option(min=0, help="Threads that compute n-grams that no table has; 0: one, as served.")
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Take seconds or minutes: one round, less load.")]
+RegistryOption = Annotated[
+    str,
+    typer.Option(
+        help="URL of an empty PostgreSQL database for keys and quotas; default: a copy of the registry's file."
+    ),
+]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Rounds that count.")]
 
 
@@ -144,6 +154,84 @@ def bench_access_throughput(
     if quick:
         rounds, seconds = 2, min(seconds, 2.0)
     access_throughput(models, texts, rounds, in_flight, seconds).publish(json_file)
+
+
+@app.command(name="access-quotas")
+def bench_access_quotas(
+    models: ModelsOption = DEMO,
+    scenario: Annotated[
+        list[str], typer.Option(help="one server, SIGTERM, kill -9 or two servers; again for more.")
+    ] = QUOTA_SCENARIOS,
+    clients: Annotated[int, typer.Option(min=6, help="Clients that race for quotas.")] = QuotaLoad.clients,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="Seconds of load of each scenario.")
+    ] = QuotaLoad.seconds,
+    look_up_instances: Annotated[
+        int, typer.Option(min=1, help="Processes of the look-up stage of each server.")
+    ] = QuotaLoad.look_up_instances,
+    requests_per_s: Annotated[
+        float,
+        typer.Option("--requests-per-second", min=1, help="Quota; the server must be able to answer twice as many."),
+    ] = QuotaLoad.requests_per_s,
+    tokens_per_s: Annotated[
+        float, typer.Option("--tokens-per-second", min=10, help="Quota of another tenant.")
+    ] = QuotaLoad.tokens_per_s,
+    registry: RegistryOption = "",
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure how far racing clients get beyond quotas, across restarts and with two servers, and whether others are refused.
+
+    Servers are `hplm serve --keys`. Example: hplm bench access-quotas --json access-quotas.json
+    """
+    scenarios = choose("scenario", scenario, QUOTA_SCENARIOS)
+    if quick:
+        seconds = min(seconds, 5.0)
+    load = QuotaLoad(seconds, clients, look_up_instances, requests_per_s, tokens_per_s)
+    access_quotas(models, scenarios, load, texts, registry).publish(json_file)
+
+
+@app.command(name="access-revocation")
+def bench_access_revocation(
+    models: ModelsOption = DEMO,
+    trials: Annotated[int, typer.Option(min=1, help="Keys that are revoked; 3 s for each.")] = 50,
+    clients: Annotated[int, typer.Option(min=4, help="Clients that send requests without pause.")] = 16,
+    registry: RegistryOption = "",
+    texts: TextsOption = "unseen",
+    json_file: JsonOption = None,
+) -> None:
+    """Measure how long two servers under load, of `hplm serve --keys`, still answer requests with a revoked key.
+
+    Example: hplm bench access-revocation --json access-revocation.json
+    """
+    access_revocation(models, trials, clients, texts, registry).publish(json_file)
+
+
+@app.command(name="access-flood")
+def bench_access_flood(
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = FloodLoad.rounds,
+    duration_s: Annotated[float, typer.Option("--duration", min=1, help="Seconds of each run.")] = FloodLoad.duration_s,
+    tenants: Annotated[int, typer.Option(min=2, help="Tenants that send requests.")] = FloodLoad.tenants,
+    load: Annotated[
+        float, typer.Option(min=0.01, help="What each other tenant sends, in shares of the capacity.")
+    ] = FloodLoad.load,
+    times: Annotated[float, typer.Option(min=1, help="What the flooding tenant sends, in shares.")] = FloodLoad.times,
+    quota: Annotated[
+        float, typer.Option(min=0.1, help="Each tenant's quota, in shares, in the runs with quotas.")
+    ] = FloodLoad.quota,
+    texts: TextsOption = "unseen",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure other tenants' response times without and with a tenant at ten times its share: fair shares alone, and quotas.
+
+    Example: hplm bench access-flood --json access-flood.json
+    """
+    if quick:
+        rounds, duration_s = 1, min(duration_s, 3.0)
+    access_flood(models, FloodLoad(rounds, duration_s, tenants, load, times, quota), texts).publish(json_file)
 
 
 @app.command(name="upper")

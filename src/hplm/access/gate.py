@@ -76,18 +76,24 @@ class Gate(ABC):
 
     @abstractmethod
     def admit_inner(
-        self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None
+        self,
+        tenants: Sequence[bytes],
+        versions: Sequence[int],
+        proofs: Sequence[bytes] | None,
+        *,
+        is_inner: bool = False,
     ) -> list[str]:
         """Return the id of each text's key, see `admit`.
 
-        Raises ForbiddenError unless each text has a proof of `sign` for its tenant and version.
+        Raises ForbiddenError unless each text has a proof of `sign` for its tenant, version and `is_inner`.
         """
 
     @abstractmethod
-    def sign(self, key_id: str, tenant: str, version: int | None = None) -> bytes:
+    def sign(self, key_id: str, tenant: str, version: int | None = None, *, is_inner: bool = False) -> bytes:
         """Return the proof, PROOF_BYTES long, that `key_id` was admitted for a text of a tenant.
 
-        Without `version` the proof is for a first stage, else for the inner stages of this version.
+        Without `version` the proof is for a first stage, else for the inner stages of this version. `is_inner`: another model
+        of this server has asked for the text, and counts it. A client must not claim that, so it is signed too.
         """
 
 
@@ -107,11 +113,16 @@ class OpenGate(Gate):
         return [""] * len(tenants)
 
     def admit_inner(
-        self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None
+        self,
+        tenants: Sequence[bytes],
+        versions: Sequence[int],
+        proofs: Sequence[bytes] | None,
+        *,
+        is_inner: bool = False,
     ) -> list[str]:
         return [""] * len(tenants)
 
-    def sign(self, key_id: str, tenant: str, version: int | None = None) -> bytes:
+    def sign(self, key_id: str, tenant: str, version: int | None = None, *, is_inner: bool = False) -> bytes:
         return NO_PROOF
 
 
@@ -156,19 +167,24 @@ class KeyGate(Gate):
         return key_ids
 
     def admit_inner(
-        self, tenants: Sequence[bytes], versions: Sequence[int], proofs: Sequence[bytes] | None
+        self,
+        tenants: Sequence[bytes],
+        versions: Sequence[int],
+        proofs: Sequence[bytes] | None,
+        *,
+        is_inner: bool = False,
     ) -> list[str]:
         key_ids = []
         for index, (raw, version) in enumerate(zip(tenants, versions, strict=True)):
             try:
                 proof = NO_PROOF if proofs is None else proofs[index]
-                key_ids.append(self._proven(proof, _text_of(raw), str(version)))
+                key_ids.append(self._proven(proof, _text_of(raw), _version_subject(version, is_inner)))
             except ForbiddenError as error:
                 raise about_text(error, index, len(tenants)) from None
         return key_ids
 
-    def sign(self, key_id: str, tenant: str, version: int | None = None) -> bytes:
-        subject = TEXTS if version is None else str(version)
+    def sign(self, key_id: str, tenant: str, version: int | None = None, *, is_inner: bool = False) -> bytes:
+        subject = TEXTS if version is None else _version_subject(version, is_inner)
         return key_id.encode() + self._prover.sign(tenant, _subject(key_id, subject))
 
     def _proven(self, raw: bytes, tenant: str, subject: str) -> str:
@@ -223,6 +239,10 @@ def is_server(prover: Prover, key: bytes) -> bool:
     except ForbiddenError:
         return False
     return True
+
+
+def _version_subject(version: int, is_inner: bool) -> str:
+    return f"{version} inner" if is_inner else str(version)
 
 
 def _subject(key_id: str, subject: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from hplm.access.quotas import FILE_VARIABLE, file_of, remove_dead_files
 from hplm.errors import RegistryError
 from hplm.quotas.limits import NOTHING, Limits, Use
 from hplm.quotas.quota_file import QuotaFile
+from hplm.registry.access.limits import ALIVE_S
 from hplm.registry.registry import Registry
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.store.layout import Store
@@ -21,6 +23,9 @@ from hplm.store.layout import Store
 SETTLE_EVERY_S = 0.02
 # Seconds between two signs that this server lives.
 ANNOUNCE_EVERY_S = 1.0
+# Seconds after the first sign during which a server gives more signs and leases as if there were other servers. All servers
+# begin at once when a registry gets its first limit, and do not know of each other yet.
+JOINING_S, JOINING_EVERY_S = 1.0, 0.1
 # Seconds for which a stage goes by a lease. After that it limits by itself, as if its server were the only one. A slow
 # registry must not do that, so this is much longer than a settlement takes.
 LEASED_S = 3.0
@@ -47,7 +52,8 @@ class QuotaKeeper:
         self._file = QuotaFile(self.path)
         self._file.keep()
         self._servers = 1
-        self._announced_s = 0.0
+        # The last sign, and the first sign after a time without signs.
+        self._announced_s = self._joined_s = -math.inf
         # Of each tenant: all spending that is booked, and when the tenant last asked while its quotas are leased.
         self._booked: dict[str, Use] = {}
         self._asked_s: dict[str, float] = {}
@@ -88,20 +94,32 @@ class QuotaKeeper:
         spent = {tenant: total.less(self._booked.get(tenant, NOTHING)) for tenant, total in asked.items()}
         self._booked.update(asked)
         try:
-            if now_s - self._announced_s >= ANNOUNCE_EVERY_S:
-                self._announced_s = now_s
-                self._servers = self._registry.announce_server(self.server)
-                self._file.set_servers(self._servers)
-            if self._servers > 1:
+            self._announce(now_s)
+            is_sharing = self._servers > 1 or self._is_joining(now_s)
+            if is_sharing:
                 self._asked_s.update(dict.fromkeys(spent, now_s))
                 for tenant, settled_s in self._settled_s.items():
                     if now_s - settled_s >= FILL_EVERY_S:
                         spent.setdefault(tenant, NOTHING)
                 self._settle(spent, now_s)
             idle = [tenant for tenant, asked_s in self._asked_s.items() if now_s - asked_s > IDLE_S]
-            self._give_back(idle if self._servers > 1 else list(self._asked_s))
+            self._give_back(idle if is_sharing else list(self._asked_s))
         except RegistryError as error:
             log_rate_limited(f"quotas are not shared among servers now, each server limits by itself: {error.wire()}")
+
+    def _announce(self, now_s: float) -> None:
+        """Give a sign that this server lives if it is time, and learn how many servers there are."""
+        if (silent_s := now_s - self._announced_s) > ALIVE_S:
+            self._joined_s = now_s
+        elif silent_s < (JOINING_EVERY_S if self._is_joining(now_s) else ANNOUNCE_EVERY_S):
+            return
+        # Before the call: a registry that cannot be written is not asked more often.
+        self._announced_s = now_s
+        self._servers = self._registry.announce_server(self.server)
+        self._file.set_servers(self._servers)
+
+    def _is_joining(self, now_s: float) -> bool:
+        return now_s - self._joined_s < JOINING_S
 
     def _settle(self, spent: dict[str, Use], now_s: float) -> None:
         limits = {tenant: found for tenant in spent if (found := self._limits_of(tenant)) is not None}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.access.limit_book import LimitBook
-from hplm.errors import ConfigError, HplmError, QuotaError, RequestError
+from hplm.errors import CancelledError, ConfigError, HplmError, QuotaError, RequestError
 from hplm.quotas.limits import NOTHING, Limits, Use
 from hplm.quotas.quota_file import QuotaFile, is_in_use
 from hplm.runtime.process import SHARED_MEMORY, numbered
@@ -44,17 +44,22 @@ class _Share(NamedTuple):
 
 
 class Held:
-    """The part of quotas that a request holds until the request has its answer."""
+    """The part of quotas that a request holds until the request has its answer, or until another stage has it."""
 
     def __init__(self, file: QuotaFile, shares: Sequence[_Share], clock: Callable[[], float]) -> None:
         self._file, self._shares, self._clock = file, shares, clock
 
     def end(self, answer: object) -> None:
-        """End the request. An error that is not the request's own fault gives back what the request was charged."""
-        is_refunded = isinstance(answer, HplmError) and not isinstance(answer, RequestError)
+        """End the request. An error that is not the client's own fault gives back what the request was charged."""
+        is_refunded = isinstance(answer, HplmError) and not isinstance(answer, RequestError | CancelledError)
         for share in self._shares:
             refund = share.use if is_refunded else NOTHING
             self._file.end(share.tenant, share.limits, self._clock(), refund)
+
+    def hand_on(self) -> None:
+        """End the request here. It counts as under way until the next stage takes it over, see `Quotas.take_over`."""
+        for share in self._shares:
+            self._file.hand_on(share.tenant, self._clock())
 
 
 class Quotas:
@@ -99,25 +104,27 @@ class Quotas:
 
         Raises QuotaError, and takes nothing then. The texts of a tenant are one request.
         """
+        return self._take(_tokens_by_tenant(texts), lambda _: False)
+
+    def take_over(self, tokens: Mapping[str, int]) -> Held | None:
+        """Take a request over that the stage before has handed on; None if nothing is limited. The caller ends what it gets.
+
+        `tokens` has the tokens of each tenant's texts. A request that no stage has handed on is one of a client that calls
+        this stage itself. It is taken as in `take`.
+        """
+        return self._take(tokens, lambda tenant: self._file.take_over(tenant, self._clock()))
+
+    def _take(self, tokens_by_tenant: Mapping[str, int], is_taken: Callable[[str], bool]) -> Held | None:
         shares: list[_Share] = []
-        for tenant, tokens in _tokens_by_tenant(texts).items():
+        for tenant, tokens in tokens_by_tenant.items():
             if (limits := self._book.of(tenant)) is None:
                 continue
-            refusal = self._file.take(tenant, limits, tokens, self._clock())
+            refusal = None if is_taken(tenant) else self._file.take(tenant, limits, tokens, self._clock())
             if refusal is not None:
                 for share in shares:
                     self._file.end(share.tenant, share.limits, self._clock(), share.use)
                 raise QuotaError.after(*refusal)
             shares.append(_Share(tenant, limits, Use(1.0, tokens)))
-        return Held(self._file, shares, self._clock) if shares else None
-
-    def begin(self, tenants: Sequence[str]) -> Held | None:
-        """Count a request that another stage has taken and hands on, as under way. The caller ends what it gets."""
-        shares = []
-        for tenant in dict.fromkeys(tenants):
-            if (limits := self._book.of(tenant)) is not None and limits.concurrent is not None:
-                self._file.begin(tenant, limits, self._clock())
-                shares.append(_Share(tenant, limits, NOTHING))
         return Held(self._file, shares, self._clock) if shares else None
 
     def correct(self, tenant: str, charged: int, tokens: int) -> None:

@@ -2,7 +2,8 @@
 
 A record has a bucket of requests and a bucket of tokens. While `hplm serve` leases from the registry, the buckets hold what
 is left of the leases. Else they fill by themselves, as if this server were the only one. Each record also counts the
-requests under way, by process, so that those of a killed process count no longer.
+requests under way, by process, so that those of a killed process count no longer. A request on its way from the look-up
+stage to the encode stage counts for the record, because neither process has it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.shared_records import SharedRecords
 
-# A tenant with a limit takes 0.4 KB from its first request on.
+# A tenant with a limit takes 0.5 KB from its first request on.
 MOST_TENANTS = 65_536
 # Most processes that count requests of one server.
 SEATS = 64
@@ -35,7 +36,14 @@ _CHOICE = struct.Struct("=Q")
 _STATE = struct.Struct("=6d")
 _COUNT = struct.Struct("=I")
 _SEATS_AT = _CHOICE.size + 2 * _STATE.size
-_BODY_BYTES = _SEATS_AT + SEATS * _COUNT.size
+# The last second in which a stage has handed requests on, and the requests that were handed on, by the second.
+_HANDED_AT = _SEATS_AT + SEATS * _COUNT.size
+# Seconds for which the next stage may take a request over. Later it is charged as a new request.
+HANDED_S = 16
+_HANDED = struct.Struct(f"=Q{HANDED_S}I")
+# The last seconds whose requests count as under way. A client that calls the look-up stage alone never sends a request on.
+ON_THE_WAY_S = 2
+_BODY_BYTES = _HANDED_AT + _HANDED.size
 
 
 class _State(NamedTuple):
@@ -74,7 +82,7 @@ class QuotaFile:
         try:
             with self._records.locked_record(index):
                 state = self._current(index, limits, now_s)
-                refusal = self._refusal(index, state, limits, tokens)
+                refusal = self._refusal(index, state, limits, tokens, now_s)
                 if refusal is None:
                     state = _spend(state, 1.0, tokens)
                     self._count(index, 1)
@@ -88,20 +96,48 @@ class QuotaFile:
 
     def spend(self, tenant: str, limits: Limits, use: Use, now_s: float) -> None:
         """Charge more, or less than zero to correct an estimate. The level may fall below zero."""
-        self._change(tenant, limits, use, now_s, ended=0)
+        self._change(tenant, limits, use, now_s, ended=False)
 
-    def begin(self, tenant: str, limits: Limits, now_s: float) -> None:
-        """Count a request as under way here. Another process has taken the request out of the quotas."""
-        self._change(tenant, limits, NOTHING, now_s, ended=-1)
+    def hand_on(self, tenant: str, now_s: float) -> None:
+        """Count a request that was taken here as on its way to another process, see `take_over`."""
+        if (index := self._index(tenant)) is None:
+            return
+        try:
+            with self._records.locked_record(index):
+                now, handed = self._handed(index, now_s)
+                handed[now % HANDED_S] += 1
+                self._write_handed(index, now, handed)
+                self._count(index, -1)
+        except TimeoutError as error:
+            log_rate_limited(f"a request that is handed on is not counted in its tenant's quotas: {error}")
+
+    def take_over(self, tenant: str, now_s: float) -> bool:
+        """Count a request as under way here that another process has handed on. Return False if there is none."""
+        if (index := self._index(tenant)) is None:
+            return True
+        try:
+            with self._records.locked_record(index):
+                now, handed = self._handed(index, now_s)
+                # The oldest first: after this second's place comes that of the oldest second.
+                for second in range(now + 1, now + 1 + HANDED_S):
+                    if handed[second % HANDED_S]:
+                        handed[second % HANDED_S] -= 1
+                        self._count(index, 1)
+                        self._write_handed(index, now, handed)
+                        return True
+        except TimeoutError as error:
+            log_rate_limited(f"a request that was handed on is not counted in its tenant's quotas: {error}")
+            return True
+        return False
 
     def end(self, tenant: str, limits: Limits, now_s: float, refund: Use = NOTHING) -> None:
         """Count a request as no longer under way, and give back what it has not used."""
-        self._change(tenant, limits, Use(-refund.requests, -refund.tokens), now_s, ended=1)
+        self._change(tenant, limits, Use(-refund.requests, -refund.tokens), now_s, ended=True)
 
-    def under_way(self, tenant: str) -> int:
+    def under_way(self, tenant: str, now_s: float) -> int:
         """Return how many requests of a tenant are under way."""
         index = self._records.find(tenant)
-        return 0 if index is None else self._under_way(index)
+        return 0 if index is None else self._under_way(index) + self._on_the_way(index, now_s)
 
     def marked(self) -> dict[str, Use]:
         """Return all that was ever spent by the tenants that have asked for something since the last call."""
@@ -157,13 +193,13 @@ class QuotaFile:
             log_rate_limited("the file of quotas is full: requests of further tenants are not limited")
         return index
 
-    def _change(self, tenant: str, limits: Limits, use: Use, now_s: float, *, ended: int) -> None:
+    def _change(self, tenant: str, limits: Limits, use: Use, now_s: float, *, ended: bool) -> None:
         if (index := self._index(tenant)) is None:
             return
         try:
             with self._records.locked_record(index):
                 if ended:
-                    self._count(index, -ended)
+                    self._count(index, -1)
                 if use != NOTHING:
                     self._write(index, _spend(self._current(index, limits, now_s), *use))
         except TimeoutError as error:
@@ -188,12 +224,12 @@ class QuotaFile:
                 levels[name] = refilled(Bucket(level, state.at_s), rate, now_s).level
         return state._replace(**levels, at_s=max(now_s, state.at_s))
 
-    def _refusal(self, index: int, state: _State, limits: Limits, tokens: float) -> Refusal | None:
+    def _refusal(self, index: int, state: _State, limits: Limits, tokens: float, now_s: float) -> Refusal | None:
         if limits.concurrent is not None:
             (servers,) = _SERVERS.unpack_from(self._records.memory, _SERVERS_AT)
-            share = max(1, limits.concurrent // max(1, servers))
+            left = max(1, limits.concurrent // max(1, servers)) - self._on_the_way(index, now_s)
             # Counts of killed processes are looked for only when it matters.
-            if self._sum_of_counts(index) >= share and self._under_way(index) >= share:
+            if self._sum_of_counts(index) >= left and self._under_way(index) >= left:
                 return Refusal("concurrent requests", BUSY_S)
         for rate, quota, level, cost in (
             (limits.requests, "requests/s", state.requests, 1.0),
@@ -208,6 +244,22 @@ class QuotaFile:
         (count,) = _COUNT.unpack_from(self._records.memory, at)
         # One number of four bytes is written whole or not at all.
         _COUNT.pack_into(self._records.memory, at, max(0, count + change))
+
+    def _on_the_way(self, index: int, now_s: float) -> int:
+        now, handed = self._handed(index, now_s)
+        return sum(handed[(now - ago) % HANDED_S] for ago in range(ON_THE_WAY_S))
+
+    def _handed(self, index: int, now_s: float) -> tuple[int, list[int]]:
+        """Return this second, and the requests that were handed on and not taken over, by the second modulo HANDED_S."""
+        last, *handed = _HANDED.unpack_from(self._records.memory, self._records.body_at(index) + _HANDED_AT)
+        # Another process may have read the clock a moment later.
+        now = max(int(now_s), last)
+        for second in range(last + 1, min(now, last + HANDED_S) + 1):
+            handed[second % HANDED_S] = 0
+        return now, handed
+
+    def _write_handed(self, index: int, now: int, handed: list[int]) -> None:
+        _HANDED.pack_into(self._records.memory, self._records.body_at(index) + _HANDED_AT, now, *handed)
 
     def _sum_of_counts(self, index: int) -> int:
         return sum(self._counts(index).values())

@@ -73,7 +73,8 @@ class LookupAnswer:
 
 @dataclass(frozen=True)
 class LookupItem:
-    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id` as in Request.
+    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id` and `is_inner` as in
+    Request.
 
     `charged`: the estimate that the tenant's quota of tokens was charged, which knows no maximum.
     """
@@ -87,6 +88,7 @@ class LookupItem:
     students: StudentRange = ONE_STUDENT
     key_id: str = ""
     charged: int = 0
+    is_inner: bool = False
 
 
 class TextLookup:
@@ -174,7 +176,16 @@ class TextLookup:
         ):
             raise DeadlineError("the deadline cannot be met; it was not computed")
         return LookupItem(
-            tenant, text, domain, tokens, request.arrived_s, waits_for_others, students, request.key_id, estimate
+            tenant,
+            text,
+            domain,
+            tokens,
+            request.arrived_s,
+            waits_for_others,
+            students,
+            request.key_id,
+            estimate,
+            request.is_inner,
         )
 
     def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
@@ -303,7 +314,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.
         features = answer.features.copy() if item.waits_for_others else answer.features
-        proof = self.gate.sign(item.key_id, item.tenant.name, answer.version_id)
+        proof = self.gate.sign(item.key_id, item.tenant.name, answer.version_id, is_inner=item.is_inner)
         return replace(answer, features=features, proof=proof)
 
 

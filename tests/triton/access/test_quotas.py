@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
@@ -25,6 +25,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm_cli import make_app
 from tests import tiny
+from tests.triton.access.making import Place, answered, ask, texts
 from tests.triton.cascade.making import Making, make_bases, table_of
 from tests.waiting import until
 
@@ -74,14 +75,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         keeper.stop()
 
 
-async def race(url: str, model: str, tenant: str, seconds: float) -> tuple[int, list[QuotaError], float]:
-    """Ask from many tasks at once. Return the answers, the refusals, and how long it took."""
+async def race(
+    url: str, model: str, tenant: str, seconds: float, watch: Callable[[], object] = lambda: None
+) -> tuple[int, list[QuotaError], float]:
+    """Ask from many tasks at once, and call `watch` often. Return the answers, the refusals, and how long it took."""
     refused: list[QuotaError] = []
     answered = 0
 
     async def ask(client: AsyncClient) -> None:
         nonlocal answered
         while time.monotonic() - began_s < seconds:
+            watch()
             try:
                 await client.predict(tenant, "the red cat")
                 answered += 1
@@ -128,10 +132,31 @@ def test_tokens_are_charged_as_tokenised_whichever_model_is_called(served: Serve
 def test_requests_at_the_same_time_are_limited_and_end(served: Served) -> None:
     for model in ("small", wire.ROUTER):
         with served.limited(TENANT, Limits(concurrent=2)):
-            answered, refused, _ = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 1.0))
+            most = 0
+
+            def watch() -> None:
+                nonlocal most
+                most = max(most, served.keeper._file.under_way(TENANT, time.monotonic()))
+
+            answered, refused, _ = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 1.0, watch))
             assert answered > 2, refused[:3]
+            # Also those on their way from the look-up stage to the encode stage.
+            assert most <= 2
             assert any("concurrent" in str(error) for error in refused)
-            until(lambda: served.keeper._file.under_way(TENANT) == 0)
+            until(lambda: served.keeper._file.under_way(TENANT, time.monotonic()) == 0)
+
+
+def test_a_client_that_calls_the_encode_stage_itself_is_limited_too(served: Served) -> None:
+    # Nobody has used this tenant's quota.
+    with served.limited(OTHER, Limits(requests_per_s=0.1)):
+        place = Place(served.server, served.store, served.store.root.parent / "models")
+        inputs = texts([OTHER])
+        outputs = answered(ask(place, "grpc", "middle_plot", inputs))
+        del outputs[wire.TRUNCATED]
+        of_encoder = {**outputs, wire.TENANT: inputs[wire.TENANT]}
+        # The look-up stage has charged the first request.
+        answered(ask(place, "grpc", "middle_upper", of_encoder))
+        assert isinstance(ask(place, "http", "middle_upper", of_encoder), QuotaError)
 
 
 def test_refusals_are_counted_for_the_tenant(served: Served) -> None:

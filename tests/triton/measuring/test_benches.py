@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.papers.batching import batching
@@ -134,6 +135,24 @@ def test_waves_measures_the_first_and_the_last_answer_of_a_wave(fleet: Path, tmp
     assert one["first_p50_ms"] == one["last_p50_ms"]
     assert 0 < four["first_p50_ms"] < four["last_p50_ms"] <= four["last_worst_ms"]
     assert (tmp_path / "waves.svg").stat().st_size
+
+
+def test_access_quotas_measures_racing_clients_and_clients_below_their_quotas(tmp_path: Path) -> None:
+    models = tiny.make_repository(tmp_path, num_slots=3)
+    store, base = tiny.opened(tmp_path)
+    for seed, name in enumerate(("more", "most"), 20):
+        tiny.make_tenant(store, base, name, seed, "alpha")
+    (tmp_path / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
+    load = QuotaLoad(seconds=1.0, clients=12, look_up_instances=1)
+    report = access_quotas(models, ["one server"], load, "pool")
+    racing = {row["racing_for"]: row for row in report.rows if "racing_for" in row}
+    assert set(racing) == {"requests/s", "tokens/s"}
+    assert all(row["over_quota"] and row["error"] <= row["allowed_error"] for row in racing.values())
+    (at_once,) = (row for row in report.rows if "most_at_once" in row)
+    assert 0 < at_once["most_at_once"] <= at_once["quota"]
+    below = [row for row in report.rows if "wrongly_refused" in row]
+    assert len(below) == 3
+    assert all(row["answered"] and not row["wrongly_refused"] for row in below)
 
 
 ONE_OF_ALL = """

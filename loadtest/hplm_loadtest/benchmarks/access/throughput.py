@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
-import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hplm.access.access_mode import MODE_VARIABLE, OPEN, keys_environment
-from hplm.access.keys import new_key
 from hplm.core.roles import served_base
-from hplm.errors import ConfigError, InternalError
-from hplm.registry.access.keys import AccessKey
-from hplm.registry.registry import Registry
+from hplm.errors import InternalError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
-from hplm.store.layout import Store
+from hplm_loadtest.benchmarks.access.keyed_repository import keyed_repository
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, benchmark_server
 from hplm_loadtest.benchmarks.serving.open_load import MeteredRun, ServerMeter, Traffic, medians
 from hplm_loadtest.scenarios.grpc_load import closed_loop
@@ -41,8 +33,8 @@ def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int,
     traffic = Traffic.read(models, text_kind)
     mix, model = traffic.mix(), served_base(models).name
     loops: dict[str, list[MeteredRun]] = {WITHOUT: [], WITH: []}
-    with tempfile.TemporaryDirectory(prefix="hplm-keys-") as folder, progress_bars() as progress:
-        url, keys = _with_keys(models, Path(folder), traffic.names)
+    with keyed_repository(models) as repository, progress_bars() as progress:
+        url, keys = repository.store.registry, repository.add_keys(traffic.names)
         registry = StageSettings({"registry": url}, {"registry": url})
         with (
             benchmark_server(models, log="triton-bench-open.log", environment={MODE_VARIABLE: OPEN}) as open_server,
@@ -95,23 +87,3 @@ def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int,
         **traffic.settings,
     }
     return Report("access-throughput", settings, rows, goals)
-
-
-def _with_keys(models: Path, folder: Path, tenants: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Copy the registry of a repository to `folder` and add a key for each tenant. Return the copy's URL, and the keys."""
-    served = served_base(models)
-    original = served.store_root / "registry.sqlite"
-    if served.settings.encode.registry or not original.is_file():
-        raise ConfigError(
-            f"this benchmark copies the file of a registry, and {served.store_root} has no registry.sqlite"
-        )
-    copy = folder / "registry.sqlite"
-    with closing(sqlite3.connect(original)) as source, closing(sqlite3.connect(copy)) as target:
-        source.backup(target)
-    url, keys = f"sqlite:///{copy}", {}
-    with closing(Registry.open(Store(served.store_root, url))) as registry:
-        for tenant in tenants:
-            key = new_key()
-            registry.add_key(AccessKey(key.id, tenant, "infer", key.sha256(), time.time()))
-            keys[tenant] = key.text()
-    return url, keys

@@ -45,11 +45,15 @@ def admit(gate: Gate, request: Any, inputs: Inputs, tenants: Sequence[bytes]) ->
 def admit_inner(
     gate: Gate, request: Any, inputs: Inputs, tenants: Sequence[bytes], versions: Sequence[int]
 ) -> list[str]:
-    """Return the id of each text's key, see `Gate.admit_inner`. Raises ForbiddenError."""
+    """Return the id of each text's key, see `Gate.admit_inner`. Raises ForbiddenError.
+
+    With keys, also if a client claims that another model of this server asks.
+    """
     if not gate.needs_keys:
         return _admitted(gate, request, tenants)
     proofs = translate.optional(inputs, wire.PROOF)
-    return gate.admit_inner(tenants, versions, None if proofs is None else [row.tobytes() for row in proofs])
+    shown = None if proofs is None else [row.tobytes() for row in proofs]
+    return gate.admit_inner(tenants, versions, shown, is_inner=translate.is_inner(request))
 
 
 def _admitted(gate: Gate, request: Any, tenants: Sequence[bytes]) -> list[str]:

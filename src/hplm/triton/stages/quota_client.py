@@ -11,14 +11,21 @@ from hplm.serving.request import Client
 
 
 class QuotaClient(Client[Sequence[Any]]):
-    """Ends what the request holds when the answer is known, before the answer is sent. Then the client may ask again."""
+    """Ends what the request holds when the answer is known, before the answer is sent. Then the client may ask again.
 
-    def __init__(self, client: Client[Sequence[Any]], held: Held) -> None:
+    With `hands_on` the answer is for the next stage, which takes the request over.
+    """
+
+    def __init__(self, client: Client[Sequence[Any]], held: Held, *, hands_on: bool) -> None:
         self._client = client
         self._held = held
+        self._hands_on = hands_on
 
     def reply(self, answer: Sequence[Any] | HplmError, *, is_last: bool = True) -> None:
-        self._held.end(answer)
+        if self._hands_on and not isinstance(answer, HplmError):
+            self._held.hand_on()
+        else:
+            self._held.end(answer)
         self._client.reply(answer, is_last=is_last)
 
     def is_cancelled(self) -> bool:

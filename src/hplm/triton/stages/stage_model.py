@@ -139,7 +139,7 @@ class StageModel:
             submit_texts(self.stage.submit, texts, client, self._note)
             return
         try:
-            submit_texts(self.stage.submit, texts, QuotaClient(client, held), self._note)
+            submit_texts(self.stage.submit, texts, QuotaClient(client, held, hands_on=not self.ends_texts), self._note)
         except HplmError as error:
             held.end(error)
             raise

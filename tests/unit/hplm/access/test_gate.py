@@ -120,6 +120,10 @@ def test_a_proof_admits_to_inner_stages_for_its_version_alone(gate: KeyGate, key
             gate.admit_inner([tenant], [version], [shown])
     with pytest.raises(ForbiddenError):
         gate.admit_inner([b"films"], [7], None)
+    # A client must not claim that another model of this server asks, which counts the request.
+    with pytest.raises(ForbiddenError):
+        gate.admit_inner([b"films"], [7], [proof], is_inner=True)
+    gate.admit_inner([b"films"], [7], [gate.sign(key_id, "films", 7, is_inner=True)], is_inner=True)
     # The proof of a version is none for a first stage.
     with pytest.raises(ForbiddenError):
         gate.admit([b"films"], Credentials(proofs=[proof]))

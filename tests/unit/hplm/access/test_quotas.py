@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hplm.access.quota_keeper import QuotaKeeper
+from hplm.access.quota_keeper import JOINING_S, QuotaKeeper
 from hplm.access.quotas import Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
-from hplm.errors import EmptyTextError, QueueFullError, QuotaError, UnknownTenantError
+from hplm.errors import CancelledError, EmptyTextError, HplmError, QueueFullError, QuotaError, UnknownTenantError
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import QuotaFile
 from hplm.quotas.token_bucket import LEASE_S
@@ -20,6 +20,7 @@ from hplm.registry.access.limits import ALIVE_S, DEFAULT
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.postgres import PostgresServer
+from tests.waiting import until
 
 TEXT = [b"one short text"]
 FILMS, NEWS = TextCost("films", TEXT), TextCost("news", TEXT)
@@ -98,14 +99,19 @@ def test_a_request_of_several_tenants_takes_of_all_or_of_none(
     assert quotas.take([FILMS]) is not None
 
 
-def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(quotas: Quotas, registry: Registry) -> None:
+@pytest.mark.parametrize(
+    "own_fault", [EmptyTextError("empty"), CancelledError("cancelled")], ids=["wrong", "cancelled"]
+)
+def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(
+    quotas: Quotas, registry: Registry, own_fault: HplmError
+) -> None:
     limit(quotas, registry, "films", requests_per_s=1.0)
     held = quotas.take([FILMS])
     assert held is not None
     held.end(QueueFullError("full"))
     held = quotas.take([FILMS])
     assert held is not None
-    held.end(EmptyTextError("empty"))
+    held.end(own_fault)
     with pytest.raises(QuotaError):
         quotas.take([FILMS])
 
@@ -123,13 +129,25 @@ def test_a_request_is_under_way_until_it_ends_also_where_it_was_handed_on(quotas
     limit(quotas, registry, "films", concurrent=1)
     held = quotas.take([FILMS])
     assert held is not None
-    handed_on = quotas.begin(["films", "films"])
-    assert handed_on is not None
-    held.end("answer")
+    held.hand_on()
     with pytest.raises(QuotaError, match="concurrent"):
         quotas.take([FILMS])
-    handed_on.end("answer")
+    taken_over = quotas.take_over({"films": ESTIMATE})
+    assert taken_over is not None
+    with pytest.raises(QuotaError, match="concurrent"):
+        quotas.take([FILMS])
+    taken_over.end("answer")
     assert quotas.take([FILMS]) is not None
+
+
+def test_a_request_that_no_stage_has_handed_on_is_taken_as_any_other(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, "films", requests_per_s=1.0)
+    held = quotas.take([FILMS])
+    assert held is not None
+    held.hand_on()
+    assert quotas.take_over({"films": ESTIMATE}) is not None
+    with pytest.raises(QuotaError, match="requests/s"):
+        quotas.take_over({"films": ESTIMATE})
 
 
 def test_limits_need_a_tenant_and_end_with_it(registry: Registry) -> None:
@@ -174,6 +192,25 @@ def test_two_servers_together_keep_to_a_quota(store: Store, registry: Registry) 
     assert used[1] + used[3] > 0
 
 
+def test_two_servers_keep_to_the_first_limit_of_a_registry_from_the_start(store: Store, registry: Registry) -> None:
+    with ExitStack() as stack:
+        keepers = [QuotaKeeper(store) for _ in range(2)]
+        for keeper in keepers:
+            stack.callback(keeper.stop)
+            keeper.start()
+        stages = [stack.enter_context(closing(Quotas(store, keeper.path))) for keeper in keepers]
+        for stage in stages:
+            stage.start()
+        registry.set_limits("films", Limits(requests_per_s=200.0))
+        until(lambda: all(stage._book.of("films") is not None for stage in stages))
+        began_s, used = time.monotonic(), 0
+        while (passed_s := time.monotonic() - began_s) < 0.7:
+            used += sum(map(use, stages))
+            time.sleep(0.002)
+    # What the account and both servers may hold at the start.
+    assert used <= 200.0 * passed_s + 3 * 200.0 * LEASE_S
+
+
 def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: Store, registry: Registry) -> None:
     registry.set_limits("films", Limits(requests_per_s=4.0))
     with ExitStack() as stack:
@@ -190,9 +227,11 @@ def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: 
 
 def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registry) -> None:
     registry.set_limits("films", Limits(requests_per_s=200.0))
-    keeper = QuotaKeeper(store)
+    later_s = 0.0
+    keeper = QuotaKeeper(store, clock=lambda: time.monotonic() + later_s)
     try:
         keeper.step()
+        later_s = JOINING_S
         with closing(Quotas(store, keeper.path)) as stage:
             assert use(stage) >= 20
             keeper.step()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hplm.quotas.limits import Limits, Use
-from hplm.quotas.quota_file import SEATS, QuotaFile
+from hplm.quotas.quota_file import HANDED_S, ON_THE_WAY_S, SEATS, QuotaFile
 from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
 from tests.waiting import until
 
@@ -102,9 +102,9 @@ def test_a_killed_taker_gives_its_concurrent_requests_back(file: QuotaFile, path
     assert holder.pid is not None
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
-    assert file.under_way("acme") == 0
+    assert file.under_way("acme", 1.0) == 0
     assert file.take("acme", limits, 1.0, 1.0) is None
-    assert file.under_way("acme") == 1
+    assert file.under_way("acme", 1.0) == 1
 
 
 def test_a_new_process_takes_no_counts_of_a_dead_one_over(path: Path, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_new_process_takes_no_counts_of_a_dead_one_over(path: Path, tmp_path: 
     holder.join()
     with closing(QuotaFile(path)) as new:
         assert new.take("acme", limits, 1.0, 1.0) is None
-        assert new.under_way("acme") == 1
+        assert new.under_way("acme", 1.0) == 1
 
 
 def take_until_killed(path: Path) -> None:
@@ -146,7 +146,33 @@ def test_concurrent_requests_end_and_are_shared_among_servers(file: QuotaFile) -
     assert [file.take("acme", limits, 1.0, 1.0) is None for _ in range(3)] == [True, True, False]
     file.end("acme", limits, 1.0)
     assert file.take("acme", limits, 1.0, 1.0) is None
-    assert file.under_way("acme") == 2
+    assert file.under_way("acme", 1.0) == 2
+
+
+def test_a_request_on_its_way_to_another_process_counts_until_that_process_has_ended_it(
+    file: QuotaFile, path: Path
+) -> None:
+    limits = Limits(concurrent=1)
+    with closing(QuotaFile(path)) as next_stage:
+        assert file.take("acme", limits, 1.0, 1.0) is None
+        file.hand_on("acme", 1.9)
+        assert file.take("acme", limits, 1.0, 2.0) is not None
+        assert next_stage.take_over("acme", 2.1)
+        assert not next_stage.take_over("acme", 2.1)
+        assert file.take("acme", limits, 1.0, 30.0) is not None
+        next_stage.end("acme", limits, 30.0)
+        assert file.take("acme", limits, 1.0, 30.0) is None
+
+
+def test_a_request_that_no_process_takes_over_counts_for_a_moment_only(file: QuotaFile) -> None:
+    limits = Limits(concurrent=1)
+    assert file.take("acme", limits, 1.0, 1.0) is None
+    file.hand_on("acme", 1.0)
+    assert file.take("acme", limits, 1.0, 1.0 + ON_THE_WAY_S) is None
+    # A slow server's request is charged once all the same.
+    assert file.take_over("acme", HANDED_S + 0.9)
+    file.hand_on("acme", 20.0)
+    assert not file.take_over("acme", 20.0 + HANDED_S)
 
 
 def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None:
@@ -188,6 +214,6 @@ def test_there_may_be_more_processes_than_seats(path: Path) -> None:
     files = [QuotaFile(path) for _ in range(SEATS + 2)]
     for each in files:
         assert each.take("acme", Limits(concurrent=1000), 1.0, 1.0) is None
-    assert files[0].under_way("acme") >= SEATS
+    assert files[0].under_way("acme", 1.0) >= SEATS
     for each in files:
         each.close()
