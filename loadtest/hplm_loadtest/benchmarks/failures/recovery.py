@@ -70,11 +70,12 @@ class Answers:
 
 @dataclass(frozen=True)
 class Served:
-    """`hplm serve` over a repository."""
+    """`hplm serve` over a repository, with its logs in `folder`."""
 
     models: Path
     ports: Ports
     process: subprocess.Popen[bytes]
+    folder: Path
 
     @property
     def is_ready(self) -> bool:
@@ -105,7 +106,7 @@ def recovery(models: Path, trials: int) -> Report:
     tenants = single_text_tenants(models, base.name)[:8]
     answers, done = Answers(), threading.Event()
     rows: list[dict[str, Any]] = []
-    with _serving(models) as served, progress_bars() as progress, ThreadPoolExecutor(CLIENTS) as pool:
+    with serving(models) as served, progress_bars() as progress, ThreadPoolExecutor(CLIENTS) as pool:
         bar = progress.add_task("kills", total=2 * trials)
         sending = [
             pool.submit(answers.send, url, base.name, tenants, done)
@@ -169,18 +170,18 @@ def _summary(kind: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def _serving(models: Path) -> Iterator[Served]:
-    """Run `hplm serve` without a worker, until it is ready, and end it afterwards. Raises StartError."""
+def serving(models: Path, *flags: str) -> Iterator[Served]:
+    """Run `hplm serve` without a worker and with `flags`, and end it afterwards. Yields when it is ready. Raises StartError."""
     ports = free_ports()
     with tempfile.TemporaryDirectory(prefix="hplm-recovery-") as folder:
         command = [sys.executable, "-m", "hplm_cli", "serve", "--models", str(models.absolute()), "--no-worker"]
         command += [f"--{name}-port={getattr(ports, name)}" for name in ("http", "grpc", "metrics", "health")]
-        command += [f"--log={folder}/triton.log", "--drain-timeout=0"]
+        command += [f"--log={folder}/triton.log", "--drain-timeout=0", *flags]
         output = Path(folder) / "serve.log"
         with output.open("wb") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
-            served = Served(models, ports, process)
+            served = Served(models, ports, process, Path(folder))
             try:
                 _await(lambda: served.is_ready, START_S, "`hplm serve` to be ready")
             except StartError as error:

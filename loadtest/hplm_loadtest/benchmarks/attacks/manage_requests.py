@@ -1,0 +1,76 @@
+"""Well-formed manage requests, made from the classes that the manager parses them into."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hplm.manage.rights import WATCH
+from hplm.manage.service import ManageService
+
+# Values by the name of a text field; other texts are ids that exist nowhere.
+_TEXTS: dict[str, tuple[str, ...]] = {
+    "prefix": ("", "ten", "a"),
+    "after": ("", "m"),
+    "sha256": ("0" * 64, "ab" * 32),
+    "name": ("texts.jsonl", "corpus.txt", "a.csv"),
+    "data": ("", "aGVsbG8=", "QUJD" * 100),
+    "path": ("texts.jsonl", "/etc/passwd", "../../registry.sqlite"),
+    "subject": ("tenant:films", "key:abcdefgh234567ab"),
+    "key": ("abcdefgh234567ab",),
+    "task": ("classification", "tagging", "regression"),
+    "teacher": ("auto", "full"),
+}
+_NUMBERS = (1, 2, 10, 0.5, 100)
+ACTIONS = (*ManageService.REQUESTS, WATCH)
+
+
+def manage_request(rng: random.Random, victims: list[str], bases: list[str]) -> dict[str, Any]:
+    """Return a request of a random action, with all of its required fields and some of the others.
+
+    The tenant is one of `victims` or unknown, so that the request harms no other tenant.
+    """
+    action = rng.choice(ACTIONS)
+    kind = ManageService.REQUESTS.get(action, ManageService.REQUESTS["job.show"])
+    names = {
+        "tenant": [*victims, "nobody"],
+        "base": bases,
+        "levels": bases,
+        "domain": ["nowhere", "general"],
+        "parent": ["root"],
+    }
+    made = _fields(kind, rng, names)
+    return {"action": action, **made}
+
+
+def _fields(kind: type[Any], rng: random.Random, names: dict[str, list[str]]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {
+        field.name: _value(field.name, hints[field.name], rng, names)
+        for field in dataclasses.fields(kind)
+        if _is_required(field) or rng.random() < 0.4
+    }
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _value(name: str, hint: Any, rng: random.Random, names: dict[str, list[str]]) -> Any:
+    """Return a JSON value of a field's type."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _fields(hint, rng, names)
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _value(name, rng.choice([one for one in get_args(hint) if one is not types.NoneType]), rng, names)
+    if origin is Literal:
+        return rng.choice(get_args(hint))
+    if origin is tuple:
+        return [_value(name, get_args(hint)[0], rng, names) for _ in range(rng.choice((1, 2)))]
+    if hint is bool:
+        return rng.random() < 0.5
+    if hint in (int, float):
+        return rng.choice(_NUMBERS) if hint is float else rng.choice((1, 2, 100))
+    return rng.choice(names.get(name) or _TEXTS.get(name, ("c0ffee", "none")))
