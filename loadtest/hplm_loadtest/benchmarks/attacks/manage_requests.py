@@ -7,6 +7,7 @@ import random
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from hplm.manage.request_parts import Source
 from hplm.manage.rights import WATCH
 from hplm.manage.service import ManageService
 
@@ -23,7 +24,15 @@ _TEXTS: dict[str, tuple[str, ...]] = {
     "task": ("classification", "tagging", "regression"),
     "teacher": ("auto", "full"),
 }
-_NUMBERS = (1, 2, 10, 0.5, 100)
+# The same for numbers.
+_NUMBERS: dict[str, tuple[float, ...]] = {
+    "accuracy": (0.5, 0.9),
+    "latency_ms": (1, 2.5),
+    "learning_rate": (1e-3,),
+    "learning_rates": (1e-4, 1e-3),
+    "most": (1, 3),
+    "least": (1, 2),
+}
 ACTIONS = (*ManageService.REQUESTS, WATCH)
 
 
@@ -47,6 +56,10 @@ def manage_request(rng: random.Random, victims: list[str], bases: list[str]) -> 
 
 def _fields(kind: type[Any], rng: random.Random, names: dict[str, list[str]]) -> dict[str, Any]:
     hints = get_type_hints(kind)
+    if kind is Source:
+        # A source has one of its two fields.
+        name = rng.choice(list(hints))
+        return {name: _value(name, hints[name], rng, names)}
     return {
         field.name: _value(field.name, hints[field.name], rng, names)
         for field in dataclasses.fields(kind)
@@ -72,5 +85,5 @@ def _value(name: str, hint: Any, rng: random.Random, names: dict[str, list[str]]
     if hint is bool:
         return rng.random() < 0.5
     if hint in (int, float):
-        return rng.choice(_NUMBERS) if hint is float else rng.choice((1, 2, 100))
+        return rng.choice(_NUMBERS.get(name, (1, 2, 100)))
     return rng.choice(names.get(name) or _TEXTS.get(name, ("c0ffee", "none")))
