@@ -23,7 +23,7 @@ from hplm_loadtest.benchmarks.attacks.example_proxy import EXAMPLE, Proxy, examp
 from hplm_loadtest.benchmarks.attacks.keyed_copy import keyed_copy
 from hplm_loadtest.benchmarks.attacks.known_crashes import Outcome, send_known_crashes
 from hplm_loadtest.benchmarks.attacks.target import Footprint, Target, shared_memory_bytes
-from hplm_loadtest.benchmarks.attacks.verdicts import TRACEBACK, Judge, Verdict
+from hplm_loadtest.benchmarks.attacks.verdicts import Judge, Verdict
 
 # Most that each process may grow after the warm-up: memory as a share and in bytes, and open files.
 GROWTH_SHARE, GROWTH_BYTES, GROWTH_FILES = 0.05, 32 << 20, 32
@@ -169,8 +169,9 @@ def _log_faults(target: Target) -> Iterator[str]:
     """Yield what the logs must not hold: tracebacks and secrets."""
     for log in target.logs:
         content = log.read_bytes() if log.is_file() else b""
-        if found := TRACEBACK.search(content):
-            around = content[max(0, found.start() - 300) : found.start() + 1500].decode(errors="replace")
+        # Each line of Triton's log names a module and a line, so only the head of a traceback counts.
+        if (head := content.find(b"Traceback (most recent")) >= 0:
+            around = content[max(0, head - 300) : head + 1500].decode(errors="replace")
             yield f"{log.name} has a traceback: {around}"
         if any(secret in content for secret in target.secrets):
             yield f"{log.name} has the secret of a key"
