@@ -197,7 +197,7 @@ def missed(report: Report) -> list[object]:
     return [*goals, *(row for row in report.rows if goals and "fault" in row)]
 
 
-# These tests change limits and tenants, so they come last.
+# The attacks change limits and tenants, so these tests are the last.
 def test_keys_that_are_nearly_right_are_refused_by_every_model_in_the_same_words(target: Target) -> None:
     assert missed(wrong_keys.report_of(wrong_keys.send_wrong_keys(target, 500, 8, seed=1), {})) == []
 

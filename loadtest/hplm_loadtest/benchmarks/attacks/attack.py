@@ -96,7 +96,7 @@ class Attack:
 
     @property
     def raw(self) -> bytes:
-        """All bytes of the request that say who asks for what."""
+        """The headers and the body."""
         return b"\n".join(
             [*(f"{name}: {value}".encode("latin-1", "replace") for name, value in self.headers), self.body]
         )

@@ -36,7 +36,7 @@ class Proxy:
 
     @property
     def errors(self) -> str:
-        """What nginx has logged besides requests."""
+        """The log of errors."""
         return (self.folder / "error.log").read_text(errors="replace")
 
 

@@ -21,13 +21,16 @@ from hplm_loadtest.benchmarks.attacks.model_inputs import raw_bytes
 from hplm_loadtest.benchmarks.attacks.target import Caller, Target
 from hplm_loadtest.benchmarks.attacks.verdicts import refusal
 
+NOT_REFUSED = "nothing"
 PIECES = 300_000
+# Large enough to be refused. A proxy that lets them pass costs some hundred MB, and not the machine.
+LARGE_SHAPES = ([1, 2**24], [9_999, 9_999], [-1, -(2**24)], [64, 2, 2**15])
 NESTED = 1_000_000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A documented request, and who refused it with which code. `by` is "nobody" if it was answered."""
+    """A documented request, what refused it (`by`), and the code. An answered request has the `by` NOT_REFUSED."""
 
     request: str
     over: str
@@ -72,6 +75,9 @@ def send_known_crashes(target: Target, proxy: Proxy) -> Iterator[Outcome]:
     # The same with the length, and with the tag, in more bytes than they need.
     yield call("classification, long length", _message_with(caller, b"\x0a\x8e\x80\x00classification"))
     yield call("classification, long tag", _message_with(caller, b"\x8a\x80\x00\x0eclassification"))
+    for shape in LARGE_SHAPES:
+        sized = {**body, "inputs": [*body["inputs"], {"name": "X", "shape": shape, "datatype": "INT64", "data": [1]}]}
+        yield post("JSON data of a large shape", json.dumps(sized).encode())
     yield post(
         "deeply nested JSON, compressed", gzip.compress(b'{"inputs":' + b"[" * NESTED), ("Content-Encoding", "gzip")
     )
@@ -99,7 +105,7 @@ def send_known_crashes(target: Target, proxy: Proxy) -> Iterator[Outcome]:
 
 def _outcome(request: str, over: str, answer: Answer) -> Outcome:
     if answer.is_ok:
-        return Outcome(request, over, "nobody", "")
+        return Outcome(request, over, NOT_REFUSED, "")
     if answer.status is None:
         return Outcome(request, over, "no answer", answer.content.decode())
     by, code = refusal(answer)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import local
@@ -34,6 +38,10 @@ WARM_UP = 0.1
 # Seconds until connections that are no longer used are closed everywhere.
 SETTLE_S = 3.0
 MOST_FAULTS_SHOWN = 20
+# The largest memory that requests may make Triton take for a moment, and the memory at which Triton is killed.
+PEAK_BYTES, MOST_BYTES = 512 << 20, 3 << 30
+# Seconds between looks at Triton's memory.
+LOOK_S = 0.1
 
 
 @dataclass
@@ -52,6 +60,7 @@ class AttackRun:
     good_asked: int = 0
     log_faults: list[str] = field(default_factory=list)
     known: list[Outcome] = field(default_factory=list)
+    peak_bytes: int = 0  # of Triton
     seconds: float = 0.0
     slowest_s: float = 0.0
 
@@ -75,6 +84,32 @@ class AttackRun:
     @property
     def growth_files(self) -> int:
         return max(self.end[name].files - self.warm[name].files for name in self.warm)
+
+
+class MemoryGuard:
+    """Notes the largest memory of Triton while a block lasts, and kills Triton at MOST_BYTES: others need the machine's memory."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes = 0
+        self._pid, self._ended = pid, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory-guard")
+
+    def __enter__(self) -> MemoryGuard:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            # A Triton that has ended is found by its number at the end.
+            with suppress(OSError):
+                self.peak_bytes = max(self.peak_bytes, Footprint.of(self._pid).rss_bytes)
+                if self.peak_bytes > MOST_BYTES:
+                    os.kill(self._pid, signal.SIGKILL)
+                    return
 
 
 class Connections(local):
@@ -118,7 +153,8 @@ def attack_target(target: Target, proxy: Proxy, count: int, connections: int, ev
         answer = mine.send(attack)
         return attack, judge.verdict(attack, answer), time.monotonic() - began_s
 
-    with ThreadPoolExecutor(connections) as pool, progress_bars() as progress:
+    guard = MemoryGuard(before["Triton"])
+    with guard, ThreadPoolExecutor(connections) as pool, progress_bars() as progress:
         bar = progress.add_task("requests", total=count)
         began_s = time.monotonic()
         for first in range(0, count, every):
@@ -129,6 +165,7 @@ def attack_target(target: Target, proxy: Proxy, count: int, connections: int, ev
             if not run.warm and first + every >= WARM_UP * count:
                 run.warm = _footprints(target, run)
         run.seconds = time.monotonic() - began_s
+    run.peak_bytes = guard.peak_bytes
     time.sleep(SETTLE_S)
     run.end = _footprints(target, run)
     run.known = list(send_known_crashes(target, proxy))
@@ -235,6 +272,7 @@ def report_of(run: AttackRun, settings: dict[str, Any]) -> Report:
         ),
         Goal("58-attacks-shared", "growth of shared memory", GROWTH_SHARED_BYTES / 1e6, shared / 1e6, "MB", "lower"),
         Goal("58-attacks-files", "growth of a process's open files", GROWTH_FILES, run.growth_files, "files", "lower"),
+        Goal("58-attacks-peak", "the largest memory of Triton", PEAK_BYTES / 1e6, run.peak_bytes / 1e6, "MB", "lower"),
         Goal("58-attacks-hang", "the slowest answer", HANGING_S, run.slowest_s, "s", "lower"),
     ]
     settings = {

@@ -154,7 +154,7 @@ def _labels(models: Path, base: str, names: Sequence[str]) -> dict[str, tuple[st
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process holds: its memory and its open files. `shared_bytes` is what it maps of /dev/shm."""
+    """The memory and the number of open files of a process."""
 
     rss_bytes: int
     files: int

@@ -27,7 +27,7 @@ _GONE = (502, 503, 504)
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who answered, the code or words of the answer, and what is wrong with the answer if anything is."""
+    """The part that answered a request (`by`), the code of an error, and the fault of the answer, empty if it has none."""
 
     by: By
     code: str

@@ -54,7 +54,7 @@ class Attempt:
 
 @dataclass
 class WrongKeys:
-    """What came of the attempts."""
+    """Counts of the attempts, and the attempts whose answer was wrong."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
