@@ -15,11 +15,12 @@ from hplm_loadtest.benchmarks.attacks.example_proxy import EXAMPLE, example_prox
 from hplm_loadtest.benchmarks.attacks.target import Target
 
 from hplm.access.keys import parse
-from hplm.errors import ForbiddenError, UnknownJobError, UnknownTenantError
+from hplm.core import wire
+from hplm.errors import BadInputError, ForbiddenError, UnknownJobError, UnknownTenantError
 from hplm.registry.registry import Registry
 from hplm.reporting.benchmark_result import Report
 from tests import tiny
-from tests.triton.access.making import OWN, PROTOCOLS, Place, serving
+from tests.triton.access.making import OWN, PROTOCOLS, Place, as_bytes, ask, serving
 from tests.triton.cascade.making import Making, table_of
 from tests.waiting import until
 
@@ -180,6 +181,21 @@ def test_no_secret_is_in_a_log_a_process_list_or_a_file_of_the_store(place: Plac
     assert not any(secret in raw for raw in (*logs, *commands, *files))
     with closing(Registry.open_read_only(place.store)) as registry:
         assert registry.key(admin.split("_")[1]).role == "admin"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_key_takes_the_place_of_no_other_input(place: Place, admin: str, protocol: str) -> None:
+    # Triton 24.10 only counts the inputs, and KEY is optional.
+    key = as_bytes([admin])
+    for model, inputs, name in (
+        (wire.MANAGER, {wire.KEY: key[0]}, wire.REQUEST),
+        (wire.CASCADE, {wire.TEXT: as_bytes(["the cat"]), wire.KEY: key}, wire.TENANT),
+        ("middle", {wire.TENANT: as_bytes([TENANT]), wire.KEY: key}, wire.TEXT),
+    ):
+        refused = ask(place, protocol, model, inputs)
+        assert isinstance(refused, BadInputError), repr(refused)
+        assert str(refused) == f"the input {name} is missing"
+    assert "Traceback" not in (place.models.parent / "triton.log").read_text()
 
 
 @pytest.fixture(scope="module")

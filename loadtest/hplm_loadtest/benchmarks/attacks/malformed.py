@@ -87,7 +87,10 @@ class AttackRun:
 
 
 class MemoryGuard:
-    """Notes the largest memory of Triton while a block lasts, and kills Triton at MOST_BYTES: others need the machine's memory."""
+    """Notes the largest memory of Triton while a block lasts.
+
+    Kills Triton at MOST_BYTES, because other programs need the machine's memory.
+    """
 
     def __init__(self, pid: int) -> None:
         self.peak_bytes = 0
