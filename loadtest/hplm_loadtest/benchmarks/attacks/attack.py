@@ -19,6 +19,7 @@ from hplm_loadtest.benchmarks.attacks.mutations import (
     changed_bytes,
     mutated,
     odd_value,
+    repeated,
     to_json,
 )
 from hplm_loadtest.benchmarks.attacks.near_misses import near_miss
@@ -280,7 +281,7 @@ def _batch(request: dict[str, Any], rng: random.Random) -> dict[str, Any]:
         if isinstance(tensor, dict) and isinstance(tensor.get("data"), list) and isinstance(tensor.get("shape"), list):
             times = count if rng.random() < 0.85 else 1
             shape = [times, *tensor["shape"][1:]] if tensor["shape"] else [times]
-            tensor = {**tensor, "shape": shape, "data": tensor["data"] * times}
+            tensor = {**tensor, "shape": shape, "data": repeated(tensor["data"], times)}
         inputs.append(tensor)
     return {**request, "inputs": inputs}
 

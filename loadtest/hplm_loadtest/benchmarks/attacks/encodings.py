@@ -128,7 +128,7 @@ def _text(value: Any) -> str:
 
 
 def _integers(value: Any) -> list[int]:
-    return [one for one in _items_of(value) if isinstance(one, int) and -(2**63) <= one < 2**63]
+    return [int(one) for one in _items_of(value) if isinstance(one, int) and -(2**63) <= one < 2**63]
 
 
 def _set_parameters(parameters: Any, values: Any) -> None:

@@ -20,6 +20,7 @@ from hplm.core import wire
 from hplm.errors import InternalError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
+from hplm.runtime.process import give_way_for_memory
 from hplm_loadtest.benchmarks.attacks.attack import HEADER, Attack, AttackPlan
 from hplm_loadtest.benchmarks.attacks.connections import HANGING_S, Answer, GrpcConnection, HttpConnection
 from hplm_loadtest.benchmarks.attacks.encodings import grpc_message
@@ -137,6 +138,8 @@ class Connections(local):
 
 def malformed(models: Path, count: int, connections: int, every: int, seed: int = 1, example: Path = EXAMPLE) -> Report:
     """Send `count` malformed requests over `connections` connections to a copy of `models`; see `attack_target`."""
+    # If the machine has too little memory, the system ends this benchmark and its servers before other programs.
+    give_way_for_memory()
     with keyed_copy(models) as target, example_proxy(target.ports, target.models.parent / "proxy", example) as proxy:
         run = attack_target(target, proxy, count, connections, every, seed)
     settings = {"requests": count, "connections": connections, "good_requests_every": every, "seed": seed}

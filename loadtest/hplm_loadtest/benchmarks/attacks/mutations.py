@@ -11,6 +11,8 @@ from typing import Any
 # Nesting that fits in the proxy's largest body.
 DEEPEST = 100_000
 LONGEST_TEXT = 50_000
+# Larger than any body that the proxy takes.
+MOST_BYTES = 1_000_000
 ODD_INTEGERS = (0, -1, 1, 255, 2**15, 2**31 - 1, 2**31, -(2**31) - 1, 2**32, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1)
 ODD_NUMBERS = (*ODD_INTEGERS, 2**64, 10**30, -0.0, 0.5, 1e-320, 1e308, -1e308)
 ODD_TEXTS = (
@@ -133,6 +135,20 @@ def mutated(value: Any, rng: random.Random) -> Any:
     return _changed_at(value, rng.choice(_places(value)), rng)
 
 
+def repeated(value: Any, times: int) -> Any:
+    """Return a list or a text repeated, at most so often that its JSON has MOST_BYTES."""
+    return value * max(1, min(times, MOST_BYTES // (size_of(value) + 1)))
+
+
+def size_of(value: Any) -> int:
+    """Return about how many bytes the JSON of a value has."""
+    if isinstance(value, Raw):
+        return len(value.content)
+    if isinstance(value, str | bytes):
+        return len(value) + 2
+    return 8 + sum(map(size_of, _children(value)))
+
+
 def _places(value: Any, place: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
     """Return the positions of all values in a value, itself included. Longer lists are entered at their first items only."""
     found = [place]
@@ -205,7 +221,7 @@ def _changed_list(values: list[Any], rng: random.Random) -> Any:
     if change == 1:
         return values[:-1]
     if change == 2:
-        return values * rng.choice((2, 2, 3, 70))
+        return repeated(values, rng.choice((2, 2, 3, 70)))
     if change == 3:
         return [values]
     if change == 4:
@@ -222,7 +238,7 @@ def _changed_text(text: str, rng: random.Random) -> Any:
     if change == 2:
         return text.swapcase()
     if change == 3:
-        return (text or "x") * rng.choice((2, 40, max(1, LONGEST_TEXT // max(1, len(text)))))
+        return repeated(text or "x", rng.choice((2, 40, max(1, LONGEST_TEXT // max(1, len(text))))))
     if change == 4:
         return Raw(b'"' + text.encode("utf-8", "replace").replace(b'"', b"")[:100] + b'\xff\x80"')
     if change == 5:
