@@ -190,7 +190,7 @@ def test_a_key_takes_the_place_of_no_other_input(place: Place, admin: str, proto
     for model, inputs, name in (
         (wire.MANAGER, {wire.KEY: key[0]}, wire.REQUEST),
         (wire.CASCADE, {wire.TEXT: as_bytes(["the cat"]), wire.KEY: key}, wire.TENANT),
-        ("middle", {wire.TENANT: as_bytes([TENANT]), wire.KEY: key}, wire.TEXT),
+        ("middle_plot", {wire.TEXT: as_bytes(["the cat"]), wire.KEY: key}, wire.TENANT),
     ):
         refused = ask(place, protocol, model, inputs)
         assert isinstance(refused, BadInputError), repr(refused)

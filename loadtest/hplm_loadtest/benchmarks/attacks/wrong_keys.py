@@ -37,6 +37,7 @@ RIGHT_EVERY = 50
 MOST_SHOWN = 20
 # The words of every refusal. Those of a model go on with "tenant", those of the manager with "action".
 WORDS = b"the key is missing, or is not valid for this "
+PROOF_WORDS = b"this model answers only calls of the server's own first stage"
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,14 @@ def _count(sent: WrongKeys, attempt: Attempt, answer: Answer) -> None:
     sent.protocols[attempt.protocol] += 1
     if answer.is_ok or answer.status is None:
         sent.let_in.append(words)
-    elif refusal(answer) != ("hplm", ForbiddenError.code) or WORDS not in answer.content:
+    elif refusal(answer) != ("hplm", ForbiddenError.code) or _words(attempt) not in answer.content:
         sent.other_words.append(words)
+
+
+def _words(attempt: Attempt) -> bytes:
+    """Return the words of the error that a wrong key gets: a header with a forged proof is refused as a proof."""
+    is_proof = any(value.startswith("Proof ") for name, value in attempt.headers if name == HEADER)
+    return PROOF_WORDS if is_proof and attempt.model != wire.MANAGER else WORDS
 
 
 def attempt_of(target: Target, number: int, seed: int) -> Attempt:
@@ -161,6 +168,8 @@ def attempt_of(target: Target, number: int, seed: int) -> Attempt:
         values[wire.KEY] = wrong.encode()
         headers = [(HEADER, f"Bearer {right}")] if place == "input KEY beside the right header" else []
     request = target.inputs[model].well_formed(values, rng)
+    # Triton writes no FP16 output of a look-up stage in JSON.
+    request["parameters"] = {} if protocol == "gRPC" else {"binary_data_output": True}
     if protocol == "gRPC":
         body = grpc_message(request, rng, is_changed=False)
     else:
