@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import local
 from typing import Any, Literal
 
+from hplm.access.proof import REFUSED as PROOF_REFUSED
 from hplm.core import wire
 from hplm.errors import ForbiddenError
 from hplm.reporting.benchmark_result import Goal, Report
@@ -37,7 +38,7 @@ RIGHT_EVERY = 50
 MOST_SHOWN = 20
 # The words of every refusal. Those of a model go on with "tenant", those of the manager with "action".
 WORDS = b"the key is missing, or is not valid for this "
-PROOF_WORDS = b"this model answers only calls of the server's own first stage"
+PROOF_WORDS = PROOF_REFUSED.encode()
 
 
 @dataclass(frozen=True)
