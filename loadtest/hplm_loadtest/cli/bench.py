@@ -21,6 +21,9 @@ from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
 from hplm_loadtest.benchmarks.access.revocation import access_revocation
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.all_benchmarks import run_all
+from hplm_loadtest.benchmarks.attacks.example_proxy import EXAMPLE
+from hplm_loadtest.benchmarks.attacks.malformed import malformed
+from hplm_loadtest.benchmarks.attacks.wrong_keys import wrong_keys
 from hplm_loadtest.benchmarks.engine.adapters import adapters
 from hplm_loadtest.benchmarks.engine.importance import importance
 from hplm_loadtest.benchmarks.engine.int8 import int8
@@ -232,6 +235,40 @@ def bench_access_flood(
     if quick:
         rounds, duration_s = 1, min(duration_s, 3.0)
     access_flood(models, FloodLoad(rounds, duration_s, tenants, load, times, quota), texts).publish(json_file)
+
+
+@app.command(name="malformed")
+def bench_malformed(
+    models: ModelsOption = DEMO,
+    count: Annotated[int, typer.Option("--count", min=100, help="Malformed requests.")] = 100_000,
+    connections: Annotated[int, typer.Option(min=1, help="Connections over HTTP, and as many over gRPC.")] = 8,
+    every: Annotated[int, typer.Option(min=10, help="Ask every model a good question after so many requests.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Another seed gives other requests.")] = 1,
+    proxy: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="Rules of nginx.")] = EXAMPLE,
+    json_file: JsonOption = None,
+) -> None:
+    """Send malformed requests through the example proxy to a copy of a server with keys: no crash, hang, leak or traceback.
+
+    Needs nginx and openssl. Example: hplm bench malformed --models build/fleet-minilm-1000/models --json malformed.json
+    """
+    malformed(models, count, connections, every, seed, proxy).publish(json_file)
+
+
+@app.command(name="wrong-keys")
+def bench_wrong_keys(
+    models: ModelsOption = DEMO,
+    count: Annotated[
+        int, typer.Option("--count", min=50, help="Requests with keys, nearly all of them wrong.")
+    ] = 10_250,
+    connections: Annotated[int, typer.Option(min=1, help="Connections over HTTP, and as many over gRPC.")] = 8,
+    seed: Annotated[int, typer.Option(help="Another seed gives other keys.")] = 1,
+    json_file: JsonOption = None,
+) -> None:
+    """Send keys that are nearly right, revoked, expired or of someone else to every model of a copy: none is let in.
+
+    Example: hplm bench wrong-keys --models build/fleet-minilm-1000/models --json wrong-keys.json
+    """
+    wrong_keys(models, count, connections, seed).publish(json_file)
 
 
 @app.command(name="upper")

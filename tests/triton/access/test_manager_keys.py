@@ -10,15 +10,24 @@ from pathlib import Path
 
 import pytest
 from hplm_client import Client, ManageClient
+from hplm_loadtest.benchmarks.attacks import malformed, wrong_keys
+from hplm_loadtest.benchmarks.attacks.example_proxy import EXAMPLE, example_proxy, find_nginx
+from hplm_loadtest.benchmarks.attacks.target import Target
 
 from hplm.access.keys import parse
-from hplm.errors import ForbiddenError, UnknownJobError, UnknownTenantError
+from hplm.core import wire
+from hplm.errors import BadInputError, ForbiddenError, UnknownJobError, UnknownTenantError
 from hplm.registry.registry import Registry
-from tests.triton.access.making import OWN, PROTOCOLS, Place, serving
+from hplm.reporting.benchmark_result import Report
+from tests import tiny
+from tests.triton.access.making import OWN, PROTOCOLS, Place, as_bytes, ask, serving
+from tests.triton.cascade.making import Making, table_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 TENANT, OTHER = OWN["small"], OWN["middle"]
+ROOT = Path(__file__).parents[3]
+VICTIM = "victim"
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +181,47 @@ def test_no_secret_is_in_a_log_a_process_list_or_a_file_of_the_store(place: Plac
     assert not any(secret in raw for raw in (*logs, *commands, *files))
     with closing(Registry.open_read_only(place.store)) as registry:
         assert registry.key(admin.split("_")[1]).role == "admin"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_key_takes_the_place_of_no_other_input(place: Place, admin: str, protocol: str) -> None:
+    # Triton 24.10 only counts the inputs, and KEY is optional.
+    key = as_bytes([admin])
+    for model, inputs, name in (
+        (wire.MANAGER, {wire.KEY: key[0]}, wire.REQUEST),
+        (wire.CASCADE, {wire.TEXT: as_bytes(["the cat"]), wire.KEY: key}, wire.TENANT),
+        ("middle_plot", {wire.TEXT: as_bytes(["the cat"]), wire.KEY: key}, wire.TENANT),
+    ):
+        refused = ask(place, protocol, model, inputs)
+        assert isinstance(refused, BadInputError), repr(refused)
+        assert str(refused) == f"the input {name} is missing"
+    assert "Traceback" not in (place.models.parent / "triton.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def target(place: Place) -> Target:
+    """The server as a target of attacks, with a tenant that they may change or delete."""
+    base = Making.over(place.models.parent).bases["middle"]
+    tiny.make_tenant(place.store, base, VICTIM, 9, "alpha", domain=table_of(base.config))
+    log = place.models.parent / "triton.log"
+    return Target.prepare(place.server.ports, place.models, place.store, [log], [VICTIM])
+
+
+def missed(report: Report) -> list[object]:
+    """Return the goals that a run of attacks has missed, and why."""
+    goals = [goal for goal in report.goals if not goal.met]
+    return [*goals, *(row for row in report.rows if goals and "fault" in row)]
+
+
+# The attacks change limits and tenants, so these tests are the last.
+def test_keys_that_are_nearly_right_are_refused_by_every_model_in_the_same_words(target: Target) -> None:
+    assert missed(wrong_keys.report_of(wrong_keys.send_wrong_keys(target, 500, 8, seed=1), {})) == []
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_malformed_requests_through_the_example_proxy_end_block_and_give_away_nothing(
+    target: Target, tmp_path: Path
+) -> None:
+    with example_proxy(target.ports, tmp_path, ROOT / EXAMPLE) as proxy:
+        run = malformed.attack_target(target, proxy, 1000, 8, 250, seed=1)
+    assert missed(malformed.report_of(run, {})) == []
