@@ -26,7 +26,7 @@ from hplm.core import wire
 from hplm.core.roles import models_of
 from hplm.errors import ForbiddenError, HplmError
 from hplm.runtime.local_http import LOCAL_HTTP
-from tests.certificates import make_certificate, needs_openssl
+from tests.triton.access.certificates import make_certificate, needs_openssl
 from tests.triton.access.making import (
     CALLING,
     CASCADED,

@@ -24,7 +24,7 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm_cli.health.readiness import KEEP_S
 from tests import tiny
-from tests.certificates import make_certificate, needs_openssl
+from tests.triton.access.certificates import make_certificate, needs_openssl
 from tests.triton.failures.serve_process import Service
 from tests.waiting import until
 

@@ -21,8 +21,8 @@ from tritonclient.utils import InferenceServerException
 
 from hplm import errors
 from tests import managed
-from tests.certificates import make_certificate, needs_openssl
 from tests.managed import FAST, Place
+from tests.triton.access.certificates import make_certificate, needs_openssl
 
 pytestmark = [pytest.mark.triton, needs_openssl]
 TEXT = "the red cat runs to Paris"

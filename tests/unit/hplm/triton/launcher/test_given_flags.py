@@ -8,7 +8,7 @@ import pytest
 
 from hplm.errors import StartError
 from hplm.triton.launcher.given_flags import check_flags, has_grpc_tls
-from tests.certificates import make_certificate, needs_openssl
+from tests.triton.access.certificates import make_certificate, needs_openssl
 
 
 @pytest.fixture(scope="module")
