@@ -61,6 +61,10 @@ class TritonPythonModel:
     def execute(self, requests):
         translate.submit_all(requests, self._read, self._submit, self._writer, self._stage.count_refused)
 
+    def is_ready(self):
+        # Triton from 26.03 on asks for it when a client asks for readiness.
+        return self._stage.is_running
+
     def finalize(self):
         self._stage.stop()
         if self._jobs is not None:

@@ -33,6 +33,7 @@ from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
+from hplm.triton.launcher.given_flags import check_flags, has_grpc_tls
 from hplm.triton.launcher.install import find_triton
 from hplm.triton.launcher.kept_server import KeptServer
 from hplm.triton.launcher.log_files import is_plain
@@ -131,6 +132,8 @@ def serve(
             signal.signal(number, signal.default_int_handler)
     # `--check` takes free ports, because another server may have the usual ones.
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host, health_port)
+    check_flags(context.args)
+    ports = replace(ports, has_grpc_tls=has_grpc_tls(context.args))
     access = choose_access(keys=keys, insecure=insecure, host=ports.host, flags=context.args)
     check_free(ports)
     readiness = Readiness(models, access, headers_from_environment())

@@ -135,6 +135,17 @@ def test_no_thread_of_a_stage_looks_for_small_products_to_share(
         assert {one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"} == {1}
 
 
+@pytest.mark.parametrize("stage_of", [plot_stage_of, upper_stage_of], ids=["LookupStage", "EncodeStage"])
+def test_a_stage_runs_from_its_start_to_its_stop(
+    stage_of: Callable[[Path], LookupStage | EncodeStage], tiny_models: Path, restored_threads: None
+) -> None:
+    stage = stage_of(tiny_models)
+    assert not stage.is_running
+    with Started() as started:
+        assert started.add(stage).is_running
+    assert not stage.is_running
+
+
 def test_what_is_too_late_already_opens_nothing(
     tiny_models: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:

@@ -107,6 +107,11 @@ class BatchLoop(Generic[Item, Answer]):
             thread.start()
 
     @property
+    def is_running(self) -> bool:
+        """Whether requests are queued and computed: it is started and not closed."""
+        return not self._stopping and self._threads[0].is_alive()
+
+    @property
     def counts(self) -> Counter[str]:
         """Answers by outcome, batches, tokens, and failures."""
         return self._answers.counts.read()

@@ -85,6 +85,11 @@ class ManageStage:
         return opened
 
     @property
+    def is_running(self) -> bool:
+        """Whether the stage takes requests, and each lane has a thread that answers them."""
+        return not self._stopping and all(any(map(threading.Thread.is_alive, lane.threads)) for lane in self._lanes)
+
+    @property
     def counts(self) -> Counter[str]:
         """Answers by outcome since the start: `ok`, or an error's code in lower case."""
         return self._counts.read()

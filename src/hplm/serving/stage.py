@@ -203,6 +203,11 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._tracer.close()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the stage answers requests: it is started, and the server is not about to end."""
+        return self._batch_loop.is_running
+
+    @property
     def counts(self) -> Counter[str]:
         """Counts of the batch loop, and of failed polls of the registry."""
         return self._batch_loop.counts + Counter(failed_registry_looks=self._catalog.failures + self.gate.failures)

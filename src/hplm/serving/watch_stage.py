@@ -75,6 +75,11 @@ class WatchStage:
         self._thread.start()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the stage takes watches: it is started and not stopped."""
+        return not self._stopping and self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """The number of clients that watch a job now."""
         with self._changed:

@@ -136,8 +136,9 @@ def ask(
     inputs: Inputs,
     headers: Mapping[str, str] | None = None,
     outputs: Sequence[str] = (),
+    class_count: int = 0,
 ) -> Inputs | HplmError:
-    """Call a model directly. Returns its outputs, by default all, or its error."""
+    """Call a model directly. Returns its outputs, by default all, or its error. `class_count` is for each of `outputs`."""
     module = tritonclient.grpc if protocol == "grpc" else tritonclient.http
     port = place.server.ports.grpc if protocol == "grpc" else place.server.ports.http
     tensors = []
@@ -145,7 +146,7 @@ def ask(
         tensor = module.InferInput(name, value.shape, np_to_triton_dtype(value.dtype))
         tensor.set_data_from_numpy(value)
         tensors.append(tensor)
-    wanted = [module.InferRequestedOutput(name) for name in outputs] or None
+    wanted = [module.InferRequestedOutput(name, class_count=class_count) for name in outputs] or None
     with closing(module.InferenceServerClient(f"127.0.0.1:{port}")) as triton:
         try:
             result = triton.infer(model, tensors, outputs=wanted, headers=dict(headers or {}))

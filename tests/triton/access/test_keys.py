@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tritonclient.grpc
+from hplm_client import AsyncClient, Client
+from tritonclient.utils import InferenceServerException
 
 from hplm.access.gate import PROOF_BYTES
+from hplm.access.keys import new_key
 from hplm.core import wire
 from hplm.core.roles import models_of
 from hplm.errors import ForbiddenError, HplmError
 from hplm.runtime.local_http import LOCAL_HTTP
+from tests.triton.access.certificates import make_certificate, needs_openssl
 from tests.triton.access.making import (
     CALLING,
     CASCADED,
@@ -38,6 +47,7 @@ from tests.triton.access.making import (
     texts,
     with_key,
 )
+from tests.triton.access.nginx import Proxy, needs_nginx, proxy
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -116,7 +126,7 @@ def test_the_tests_call_each_model_that_is_loaded(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("model", "tenant"), FIRST_MODELS)
-def test_a_first_model_answers_a_key_in_the_header_or_in_a_tensor_and_refuses_a_askedwithout(
+def test_a_first_model_answers_a_key_in_the_header_or_in_a_tensor_and_refuses_a_request_without(
     place: Place, keys: dict[str, str], protocol: str, model: str, tenant: str
 ) -> None:
     inputs, key = inputs_of(model, tenant), keys[tenant]
@@ -204,7 +214,7 @@ def test_a_header_is_found_whatever_the_capitals_of_its_name(place: Place, keys:
             assert answer.status == 200
 
 
-def test_a_parameter_of_the_askedtakes_the_place_of_no_header(place: Place, keys: dict[str, str]) -> None:
+def test_a_parameter_of_the_request_takes_the_place_of_no_header(place: Place, keys: dict[str, str]) -> None:
     tenant = OWN["small"]
     body = {
         "parameters": {"authorization": f"Bearer {keys[tenant]}"},
@@ -225,7 +235,7 @@ def test_a_parameter_of_the_askedtakes_the_place_of_no_header(place: Place, keys
 
 
 @pytest.mark.parametrize("model", CALLING)
-def test_in_a_askedof_several_texts_each_tenant_needs_its_key(
+def test_in_a_request_of_several_texts_each_tenant_needs_its_key(
     place: Place, keys: dict[str, str], protocol: str, model: str
 ) -> None:
     tenants = [*OWN.values(), CASCADED]
@@ -250,7 +260,7 @@ def test_all_texts_of_one_tenant_are_answered_with_one_header(
         assert outputs[wire.LABEL].shape[0] == 3
 
 
-def test_every_level_of_a_cascade_answers_a_askedwhose_key_the_cascade_has_checked(
+def test_every_level_of_a_cascade_answers_a_request_whose_key_the_cascade_has_checked(
     place: Place, keys: dict[str, str], protocol: str
 ) -> None:
     outputs = answered(ask(place, protocol, "cascade", texts([CASCADED]), bearer(keys[CASCADED])))
@@ -337,6 +347,141 @@ def test_no_key_and_no_secret_is_in_the_log_or_the_process_list(place: Place, ke
         path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.exists()
     ).decode(errors="replace")
     launcher_secret = next(iter(place.server.launcher_headers.values()))
-    for secret in (*(key.rsplit("_", 1)[1] for key in keys.values()), launcher_secret):
+    for secret in (*(key.split("_", 2)[2] for key in keys.values()), launcher_secret):
         assert secret not in log
         assert secret not in listed
+
+
+# Over HTTP. JSON may write a letter as an escape.
+CLASSIFICATIONS = (
+    b'{"classification": 1}',
+    b'{"classification"\n\t: 1}',
+    b'{"\\u0063lassification":1}',
+    b'{"classificat\\u0069o\\u006E":1}',
+)
+
+
+def text_body(text: str, tenant: str, parameters: bytes = b"{}") -> bytes:
+    """The JSON of a request for LABEL with `parameters` of this output."""
+    inputs = [
+        {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [value]}
+        for name, value in ((wire.TEXT, text), (wire.TENANT, tenant))
+    ]
+    label = b'{"name": "LABEL", "parameters": ' + parameters + b"}"
+    return b'{"inputs": ' + json.dumps(inputs).encode() + b', "outputs": [' + label + b"]}"
+
+
+def test_a_client_without_a_valid_key_cannot_end_triton_by_a_classification(place: Place, protocol: str) -> None:
+    for headers in ({}, bearer(new_key().text())):
+        inputs = inputs_of("hbert", OWN["hbert"])
+        assert refusal(ask(place, protocol, "hbert", inputs, headers, [wire.LABEL], class_count=1)) == REFUSED
+
+
+@pytest.fixture(scope="module")
+def behind(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """The example's nginx before the server."""
+    folder = tmp_path_factory.mktemp("proxy")
+    with proxy(place.server.ports, make_certificate(folder / "tls"), folder / "nginx") as made:
+        yield made
+
+
+@pytest.fixture
+def trusted(behind: Proxy, monkeypatch: pytest.MonkeyPatch) -> Path:
+    certificate = behind.folder.parent / "tls" / "cert.pem"
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    return certificate
+
+
+@pytest.fixture
+def post(behind: Proxy, trusted: Path) -> Callable[..., int]:
+    """Send a request through the proxy and return the status of the answer."""
+    tls = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(trusted)))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), tls)
+
+    def send(path: str, body: bytes | None, headers: Mapping[str, str]) -> int:
+        try:
+            with opener.open(urllib.request.Request(f"{behind.https_url}/{path}", body, dict(headers))) as reply:
+                return int(reply.status)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code
+
+    return send
+
+
+@needs_nginx
+@needs_openssl
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_over_tls_the_example_proxy_hands_keys_on_and_refuses_what_is_no_key(
+    behind: Proxy, keys: dict[str, str], scheme: str
+) -> None:
+    url = behind.https_url if scheme == "https" else behind.grpcs_url
+    tenants = (OWN["small"], CASCADED)
+
+    async def ask_async(tenant: str) -> str | None:
+        async with AsyncClient(url, key=keys[tenant]) as client:
+            return (await client.predict(tenant, "the cat")).label
+
+    for tenant in tenants:
+        with Client(url, key=keys[tenant]) as client:
+            label = client.predict(tenant, "the cat").label
+            assert label is not None
+            with pytest.raises(ForbiddenError, match=REFUSED):
+                client.predict(OWN["middle"], "the cat")
+        assert asyncio.run(ask_async(tenant)) == label
+        assert keys[tenant].split("_")[1] in behind.access_log()
+    # A client with several keys shows one of them to the proxy too.
+    several = {tenant: keys[tenant] for tenant in tenants}
+    with Client(url, key=several, headers=bearer(keys[tenants[0]])) as client:
+        assert len(client.predict_batch([(tenant, "the cat") for tenant in tenants])) == len(tenants)
+    with Client(url) as client, pytest.raises(ForbiddenError, match="refuses this client: status 401"):
+        client.predict(tenants[0], "the cat")
+    assert not any(key.split("_", 2)[2] in behind.access_log() for key in keys.values())
+
+
+@needs_nginx
+@needs_openssl
+def test_the_example_proxy_refuses_a_classification_and_lets_a_text_about_it_pass(
+    place: Place, keys: dict[str, str], post: Callable[..., int], behind: Proxy, trusted: Path
+) -> None:
+    tenant = OWN["hbert"]
+    path, headers = "v2/models/hbert/infer", bearer(keys[tenant])
+    for parameters in CLASSIFICATIONS:
+        body = text_body("the cat", tenant, parameters)
+        assert post(path, body, headers) == 400
+        # A long body is read as whole as a short body.
+        assert post(path, body.replace(b'"outputs"', b" " * 250_000 + b'"outputs"'), headers) == 400
+    port = behind.grpcs_url.rpartition(":")[2]
+    certificate = str(trusted)
+    with closing(
+        tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}", ssl=True, root_certificates=certificate)
+    ) as triton:
+        tensors = []
+        for name, value in texts([tenant]).items():
+            tensors.append(tritonclient.grpc.InferInput(name, value.shape, "BYTES"))
+            tensors[-1].set_data_from_numpy(value)
+        wanted = [tritonclient.grpc.InferRequestedOutput(wire.LABEL, class_count=1)]
+        assert triton.infer("hbert", tensors, headers=headers).as_numpy(wire.LABEL) is not None
+        with pytest.raises(InferenceServerException, match="400"):
+            triton.infer("hbert", tensors, outputs=wanted, headers=headers)
+    assert not place.server.has_ended
+    for text in ('{"classification": 1}', "the word \\u0063 of a classification:"):
+        assert post(path, text_body(text, tenant), headers) == 200
+
+
+@needs_nginx
+@needs_openssl
+def test_the_example_proxy_publishes_infer_and_ready_alone(keys: dict[str, str], post: Callable[..., int]) -> None:
+    tenant = OWN["hbert"]
+    headers, body = bearer(keys[tenant]), text_body("the cat", tenant)
+    assert post("v2/models/hbert/ready", None, headers) == 200
+    for path in ("v2/models/manager/infer", "v2/repository/index", "v2/models/hbert/stats", "v2/logging", "metrics"):
+        assert post(path, body, headers) == 404
+    assert post("v2/models/hbert/infer", None, headers) == 400
+    assert post("v2/models/hbert/ready", body, headers) == 403
+    assert post("v2/models/hbert/infer", body + b" " * 300_000, headers) == 413
+    # A compressed body reaches Triton as it is, which is no JSON.
+    assert post("v2/models/hbert/infer", gzip.compress(body), {**headers, "Content-Encoding": "gzip"}) >= 400
+    for wrong in ({}, {"authorization": "Bearer let-me-in"}, {"authorization": f"Basic {keys[tenant]}"}):
+        assert post("v2/models/hbert/infer", body, wrong) == 401

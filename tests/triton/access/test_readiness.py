@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hplm_client import Client, ManageClient
 
 from hplm.access.keys import new_key
-from hplm.errors import QuotaError
+from hplm.errors import ForbiddenError, QuotaError, UnreachableError
 from hplm.metering.text_meter import EVALUATE_EVERY_S
 from hplm.quotas.limits import Limits
 from hplm.registry.access.audit import AuditEntry
@@ -23,6 +24,7 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm_cli.health.readiness import KEEP_S
 from tests import tiny
+from tests.triton.access.certificates import make_certificate, needs_openssl
 from tests.triton.failures.serve_process import Service
 from tests.waiting import until
 
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.triton
 MODELS = {"hbert", "hbert_plot", "hbert_upper", "hbert_dispatch", "manager", "manager_watch", "hplm", "cascade"}
 # The tenant that questions are about: the first by name.
 TENANT = min(tiny.TASKS)
+# The server with keys also has TLS over gRPC.
+WITH_TLS = "keys and TLS"
 # Questions of every model before counts are read.
 PROBES = 4
 
@@ -39,9 +43,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_repository(tmp_path_factory.mktemp("readiness"), manager_settings={}, route=True)
 
 
-@pytest.fixture(scope="module", params=["open", "keys"])
+@pytest.fixture(scope="module", params=["open", pytest.param(WITH_TLS, marks=needs_openssl)])
 def service(request: pytest.FixtureRequest, models: Path) -> Iterator[Service]:
-    made = Service(models, free_ports(), ["--keys"] if request.param == "keys" else [])
+    flags = []
+    if request.param == WITH_TLS:
+        certificate = make_certificate(models.parent / "tls")
+        key = certificate.with_name("key.pem")
+        flags = ["--keys", "--grpc-use-ssl=1", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
+    made = Service(models, free_ports(), flags)
     made.start()
     try:
         yield made
@@ -120,3 +129,30 @@ def test_every_model_is_ready_and_questions_count_for_no_tenant(service: Service
         # The client's own texts were counted, and no model counted a question.
         assert counted
         assert {line.split('stage="')[1].split('"')[0] for line in counted} <= {"plot", "upper"}
+
+
+def test_grpc_has_tls_if_the_options_of_triton_say_so(
+    service: Service, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_tls = "--keys" in service.flags
+    url, other_url = (replace(service.ports, has_grpc_tls=tls).grpc_url for tls in (has_tls, not has_tls))
+    assert f"gRPC on {url}," in service.said()
+    # Another tenant than the one that a test above limits.
+    tenant, key = max(tiny.TASKS), None
+    if has_tls:
+        key = add_key(Store(models.parent / "store"), tenant, "infer")
+        monkeypatch.setenv("SSL_CERT_FILE", str(models.parent / "tls" / "cert.pem"))
+    with Client(url, key=key) as client:
+
+        def is_answered() -> bool:
+            # Each stage follows the registry.
+            with suppress(ForbiddenError):
+                return client.predict(tenant, "the red cat").label is not None
+            return False
+
+        until(is_answered)
+    with Client(other_url, key=key) as wrong, pytest.raises(UnreachableError):
+        wrong.predict(tenant, "the red cat")
+    if has_tls:
+        with Client(url) as without_key, pytest.raises(ForbiddenError, match="the key is missing"):
+            without_key.predict(tenant, "the red cat")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import ssl
 import subprocess
 import sys
@@ -23,11 +22,9 @@ from tritonclient.utils import InferenceServerException
 from hplm import errors
 from tests import managed
 from tests.managed import FAST, Place
+from tests.triton.access.certificates import make_certificate, needs_openssl
 
-pytestmark = [
-    pytest.mark.triton,
-    pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, to make a certificate"),
-]
+pytestmark = [pytest.mark.triton, needs_openssl]
 TEXT = "the red cat runs to Paris"
 # Triton puts words before the name over gRPC alone.
 HEADERS = {"Guard": "let me in", "Triton-Grpc-Protocol-Guard": "let me in"}
@@ -35,12 +32,7 @@ HEADERS = {"Guard": "let me in", "Triton-Grpc-Protocol-Guard": "let me in"}
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of this machine, in a folder with its `key.pem`; nobody trusts it yet."""
-    path = tmp_path_factory.mktemp("certificate") / "cert.pem"
-    command = f"""openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test
-        -addext subjectAltName=IP:127.0.0.1 -keyout {path.with_name("key.pem")} -out {path}"""
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return path
+    return make_certificate(tmp_path_factory.mktemp("guarded-tls") / "made")
 
 
 @pytest.fixture(scope="module")

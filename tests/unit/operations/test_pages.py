@@ -35,3 +35,21 @@ def test_every_link_of_a_page_has_its_file_and_section(page: Path) -> None:
 def test_every_result_is_named_by_a_page() -> None:
     named = set(re.findall(r"results/([\w.-]+)\)", "".join(page.read_text() for page in PAGES)))
     assert {path.name for path in (ROOT / "docs" / "results").iterdir()} == named
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs" / "threat-model.md").read_text())
+    assert len(named) > 20
+    missing = []
+    for path, name in named:
+        file = ROOT / "tests" / path
+        if not file.is_file() or f"\ndef {name}(" not in file.read_text():
+            missing.append(f"{path}::{name}")
+    assert missing == []
+
+
+def test_each_claim_of_the_threat_model_has_a_test() -> None:
+    page = (ROOT / "docs" / "threat-model.md").read_text()
+    rows = re.findall(r"^\| claim \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", page, flags=re.MULTILINE)
+    assert rows
+    assert [row for table in rows for row in table.splitlines() if "::test_" not in row] == []

@@ -115,6 +115,11 @@ class RoutingStage(Generic[Settings]):
         self._catalog.close()
 
     @property
+    def is_running(self) -> bool:
+        """Whether the stage answers requests: it is started, and the server is not about to end."""
+        return not self._is_closed and self._thread.is_alive()
+
+    @property
     def counts(self) -> Counter[str]:
         """Answers by outcome, calls of models, texts that were sent once more, and failed polls of the registry."""
         return self._counts.read() + Counter(failed_registry_looks=self._catalog.failures + self.gate.failures)

@@ -15,13 +15,17 @@ PORTS = range(10_000, 32_768)
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of a server on `host`: three of Triton, and that of the health endpoint of `hplm serve` if it has one."""
+    """The ports of a server on `host`: three of Triton, and that of the health endpoint of `hplm serve` if it has one.
+
+    `has_grpc_tls`: Triton's options ask for TLS over gRPC.
+    """
 
     http: int
     grpc: int
     metrics: int
     host: str = "127.0.0.1"
     health: int | None = None
+    has_grpc_tls: bool = False
 
     @property
     def http_url(self) -> str:
@@ -29,7 +33,7 @@ class Ports:
 
     @property
     def grpc_url(self) -> str:
-        return f"grpc://{self.host}:{self.grpc}"
+        return f"grpc{'s' * self.has_grpc_tls}://{self.host}:{self.grpc}"
 
     @property
     def health_url(self) -> str:

@@ -34,6 +34,9 @@ class AnyStage(Protocol):
     quotas: Quotas
 
     @property
+    def is_running(self) -> bool: ...
+
+    @property
     def counts(self) -> Counter[str]: ...
 
     @property
@@ -118,6 +121,10 @@ class StageModel:
         )
         self._wakeup.call_ended(is_busy=hold_s > 0)
         return responses
+
+    def is_ready(self) -> bool:
+        """Return whether the stage answers requests. Triton from 26.03 on asks for it when a client asks for readiness."""
+        return self.stage.is_running
 
     def finalize(self) -> None:
         """End the stage."""

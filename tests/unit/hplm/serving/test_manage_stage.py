@@ -209,3 +209,9 @@ def test_the_caller_of_a_request_is_the_holder_of_its_key(stage: ManageStage) ->
     answers = Answers()
     stage.submit(Request(ManageCall(b"who", b"abc"), client=CallbackClient(answers)))
     assert answers.wait(1) == [b'{"caller": "abc"}']
+
+
+def test_the_stage_runs_until_it_is_stopped(stage: ManageStage) -> None:
+    assert stage.is_running
+    stage.stop()
+    assert not stage.is_running

@@ -312,3 +312,15 @@ def test_a_model_that_is_exported_over_another_base_is_called_for_the_tenants_of
         assert called == ["hbert"] * 2
     finally:
         stage.stop()
+
+
+def test_the_stage_runs_from_its_start_to_its_stop(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"store": "store", "models": {"b": "hbert"}}))
+    Registry.open(Store(tmp_path / "store"), create=True).close()
+    stage = RouteStage(path, lambda *_: {})
+    assert not stage.is_running
+    stage.start()
+    assert stage.is_running
+    stage.stop()
+    assert not stage.is_running

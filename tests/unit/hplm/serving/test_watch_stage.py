@@ -259,3 +259,11 @@ def test_a_tenants_key_is_told_the_same_of_a_job_that_does_not_exist(jobs: Jobs,
     stage.look(0.0)
     assert isinstance(tenant.errors[0], errors.ForbiddenError)
     assert isinstance(operator.errors[0], errors.UnknownJobError)
+
+
+def test_the_stage_runs_from_its_start_to_its_stop(stage: WatchStage) -> None:
+    assert not stage.is_running
+    stage.start()
+    assert stage.is_running
+    stage.stop()
+    assert not stage.is_running
