@@ -14,17 +14,22 @@ from hplm_client import Client, ManageClient
 from hplm.access.keys import parse
 from hplm.errors import ForbiddenError, UnknownJobError, UnknownTenantError
 from hplm.registry.registry import Registry
-from tests.triton.access.making import OWN, PROTOCOLS, Place, serving
+from hplm.store.layout import Store
+from tests import tiny
+from tests.triton.access.making import PROTOCOLS, Place, keyed_server
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
-TENANT, OTHER = OWN["small"], OWN["middle"]
+TENANT, OTHER = "alpha", "beta"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with serving(tmp_path_factory.mktemp("manager")) as made:
-        yield made
+    folder = tmp_path_factory.mktemp("manager")
+    models = tiny.make_repository(folder, manager_settings={}, fused=True)
+    with keyed_server(models, folder / "triton.log") as server:
+        server.wait_ready()
+        yield Place(server, Store(folder / "store"), models)
 
 
 @pytest.fixture(scope="module", params=PROTOCOLS)
@@ -84,7 +89,7 @@ def test_an_admin_makes_keys_that_work_at_once_and_revokes_them(place: Place, ur
 def test_a_new_key_of_a_tenant_infers_and_a_revoked_one_does_not(place: Place, url: str, admin: str) -> None:
     with ManageClient(url, key=admin) as manage:
         key = manage.create_key(TENANT)
-        with Client(url, key=key.text, model="small") as client:
+        with Client(url, key=key.text) as client:
 
             def is_answered() -> bool:
                 try:

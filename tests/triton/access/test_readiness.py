@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm_cli.health.readiness import KEEP_S
 from tests import tiny
-from tests.triton.failures.serve_process import Service
+from tests.triton.failures.serve_process import START_S, Service
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -39,14 +39,28 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_repository(tmp_path_factory.mktemp("readiness"), manager_settings={}, route=True)
 
 
+@pytest.fixture(scope="module")
+def keys(models: Path) -> tuple[str, str]:
+    """An operator's key and the tenant's, in the registry before a server starts."""
+    store = Store(models.parent / "store")
+    return add_key(store, None, "admin"), add_key(store, TENANT, "infer")
+
+
 @pytest.fixture(scope="module", params=["open", "keys"])
-def service(request: pytest.FixtureRequest, models: Path) -> Iterator[Service]:
-    made = Service(models, free_ports(), ["--keys"] if request.param == "keys" else [])
-    made.start()
+def service(request: pytest.FixtureRequest, models: Path, keys: tuple[str, str]) -> Iterator[Service]:
+    made = Service(models, free_ports(), ["--no-worker", *(["--keys"] if request.param == "keys" else [])])
+    made.launch()
     try:
+        until(lambda: is_ready(made), START_S)
         yield made
     finally:
         made.stop()
+
+
+def is_ready(service: Service) -> bool:
+    with suppress(OSError):
+        return service.health()[0] == 200
+    return False
 
 
 def add_key(store: Store, tenant: str | None, role: str) -> str:
@@ -71,13 +85,15 @@ def noted(registry: Registry, before: int) -> list[AuditEntry]:
     return entries[: len(entries) - before]
 
 
-def test_every_model_is_ready_and_questions_count_for_no_tenant(service: Service, models: Path) -> None:
+def test_every_model_is_ready_and_questions_count_for_no_tenant(
+    service: Service, models: Path, keys: tuple[str, str]
+) -> None:
     has_keys = "--keys" in service.flags
     store = Store(models.parent / "store")
     with closing(Registry.open(store)) as registry:
         registry.set_limits(TENANT, Limits(requests_per_s=0.001))
         noted_before = len(registry.audit(limit=1000))
-    admin, own = (add_key(store, None, "admin"), add_key(store, TENANT, "infer")) if has_keys else (None, None)
+    admin, own = keys if has_keys else (None, None)
     with (
         ManageClient(service.ports.http_url, key=admin) as manage,
         Client(service.ports.http_url, model="hbert", key=own) as client,
