@@ -1,6 +1,6 @@
 """A real server on texts of all lengths, new all the time, few and many together: its memory does not grow.
 
-Memory is watched over 2,000 requests in `make test`, over 5,000 in `make test-long`.
+Memory is watched over 1,500 requests in `make test`, over 5,000 in `make test-long`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.watching import pages_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.timeout(600)]
 MOST_TOKENS = 256
-PART = repetitions(400, 1_000)
+PART = repetitions(300, 1_000)
 # Requests under way, part by part. What a stage keeps for each size of a batch is all there when most sizes have come.
 WARM_UP = (96, 8, 1, 96, 96)
 AFTER_IT = (96, 8, 96, 1, 96)

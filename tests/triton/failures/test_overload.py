@@ -1,6 +1,6 @@
 """A real server that is slower than its clients: overload, gone clients, an early end.
 
-Overload lasts 24 s in `make test`, 40 s in `make test-long`.
+Overload lasts 20 s in `make test`, 40 s in `make test-long`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from tests.watching import pages_of, processor_time, segment_growth, session_of,
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.alone, pytest.mark.timeout(900)]
 # A window is an eighth of an overload.
-OVERLOAD_S, WINDOW_S = repetitions(24.0, 40.0), repetitions(3.0, 5.0)
+OVERLOAD_S, WINDOW_S = repetitions(20.0, 40.0), repetitions(2.5, 5.0)
 MOST_TRIES = 3
-WAITING_S = 10.0
+WAITING_S = repetitions(6.0, 10.0)
 # A base of which one core answers some ten requests of 60 tokens a second.
 SLOW = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
 
