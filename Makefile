@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install serve test check base attacks clean
+.PHONY: help install serve test test-long check base attacks clean
 
 help: ## show this help
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests | sort)
 test: install check ## run every check and test, with a real Triton server
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not alone' $(ARGS)
 	$(BIN)/pytest -m alone $(ALONE) $(ARGS)
+
+test-long: install ## run the tests that repeat their events less often in `make test`, with the full numbers (20 minutes)
+	HPLM_TEST_LONG=1 $(BIN)/pytest -m repeated tests/triton $(ARGS)
 
 check: install ## format, lint and types
 	$(BIN)/ruff format --check .

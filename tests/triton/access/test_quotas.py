@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from hplm.access.quota_keeper import QuotaKeeper
 from hplm.core import wire
-from hplm.core.settings import ManagerSettings
 from hplm.errors import QuotaError
 from hplm.quotas.limits import Limits
 from hplm.quotas.token_bucket import LEASE_S
@@ -26,11 +25,10 @@ from hplm.triton.launcher.server import TritonServer
 from hplm_cli import make_app
 from tests import tiny
 from tests.triton.access.making import Place, answered, ask, texts
-from tests.triton.cascade.making import Making, make_bases, table_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
-TENANT, OTHER = "ina", "mia"
+TENANT, OTHER = "alpha", "beta"
 RACERS = 64
 RATE = 40.0
 
@@ -56,13 +54,9 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    models = make_bases(
-        tmp_path_factory.mktemp("quotas"), ManagerSettings("", "tiny", "general-tiny"), look_up_instances=2
-    )
-    store, making = Store(models.parent / "store"), Making.over(models.parent)
-    for seed, (tenant, base) in enumerate(((TENANT, "small"), (OTHER, "middle"))):
-        over = making.bases[base]
-        tiny.make_tenant(store, over, tenant, seed, "alpha", domain=table_of(over.config))
+    folder = tmp_path_factory.mktemp("quotas")
+    models = tiny.make_repository(folder, manager_settings={}, route=True, look_up_instances=2)
+    store = Store(folder / "store")
     keeper = QuotaKeeper(store)
     keeper.start()
     try:
@@ -99,7 +93,7 @@ async def race(
     return answered, refused, time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("model", ["small", wire.ROUTER, wire.CASCADE])
+@pytest.mark.parametrize("model", [wire.MODEL, wire.ROUTER, wire.CASCADE])
 def test_racing_clients_get_no_more_than_the_quota(served: Served, model: str) -> None:
     with served.limited(TENANT, Limits(requests_per_s=RATE)):
         answered, refused, took_s = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 2.5))
@@ -119,7 +113,7 @@ def test_another_tenant_is_not_limited(served: Served) -> None:
 def test_tokens_are_charged_as_tokenised_whichever_model_is_called(served: Served) -> None:
     # Bytes tell of 3 tokens more or less than there are; the corrections make up for it.
     with served.limited(TENANT, Limits(tokens_per_s=200.0)):
-        for model in ("small", wire.ROUTER):
+        for model in (wire.MODEL, wire.ROUTER):
             before = metric_value(served.server, 'hplm_plot_events_total{event="tokens"}')
             _, refused, took_s = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 2.0))
             assert refused
@@ -130,7 +124,7 @@ def test_tokens_are_charged_as_tokenised_whichever_model_is_called(served: Serve
 
 
 def test_requests_at_the_same_time_are_limited_and_end(served: Served) -> None:
-    for model in ("small", wire.ROUTER):
+    for model in (wire.MODEL, wire.ROUTER):
         with served.limited(TENANT, Limits(concurrent=2)):
             most = 0
 
@@ -151,17 +145,17 @@ def test_a_client_that_calls_the_encode_stage_itself_is_limited_too(served: Serv
     with served.limited(OTHER, Limits(requests_per_s=0.1)):
         place = Place(served.server, served.store, served.store.root.parent / "models")
         inputs = texts([OTHER])
-        outputs = answered(ask(place, "grpc", "middle_plot", inputs))
+        outputs = answered(ask(place, "grpc", f"{wire.MODEL}_plot", inputs))
         del outputs[wire.TRUNCATED]
         of_encoder = {**outputs, wire.TENANT: inputs[wire.TENANT]}
         # The look-up stage has charged the first request.
-        answered(ask(place, "grpc", "middle_upper", of_encoder))
-        assert isinstance(ask(place, "http", "middle_upper", of_encoder), QuotaError)
+        answered(ask(place, "grpc", f"{wire.MODEL}_upper", of_encoder))
+        assert isinstance(ask(place, "http", f"{wire.MODEL}_upper", of_encoder), QuotaError)
 
 
 def test_refusals_are_counted_for_the_tenant(served: Served) -> None:
     with served.limited(TENANT, Limits(requests_per_s=1.0)):
-        _, refused, _ = asyncio.run(race(served.server.ports.grpc_url, "small", TENANT, 0.2))
+        _, refused, _ = asyncio.run(race(served.server.ports.grpc_url, wire.MODEL, TENANT, 0.2))
     assert refused
     family = f'hplm_tenant_texts_total{{stage="plot",tenant="{TENANT}",outcome="quota"}}'
     until(lambda: metric_value(served.server, family) >= len(refused), 20)

@@ -25,7 +25,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm_cli.health.readiness import KEEP_S
 from tests import tiny
 from tests.triton.access.certificates import make_certificate, needs_openssl
-from tests.triton.failures.serve_process import Service
+from tests.triton.failures.serve_process import START_S, Service
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
@@ -43,19 +43,33 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_repository(tmp_path_factory.mktemp("readiness"), manager_settings={}, route=True)
 
 
+@pytest.fixture(scope="module")
+def keys(models: Path) -> tuple[str, str]:
+    """An operator's key and the tenant's, in the registry before a server starts."""
+    store = Store(models.parent / "store")
+    return add_key(store, None, "admin"), add_key(store, TENANT, "infer")
+
+
 @pytest.fixture(scope="module", params=["open", pytest.param(WITH_TLS, marks=needs_openssl)])
-def service(request: pytest.FixtureRequest, models: Path) -> Iterator[Service]:
-    flags = []
+def service(request: pytest.FixtureRequest, models: Path, keys: tuple[str, str]) -> Iterator[Service]:
+    flags = ["--no-worker"]
     if request.param == WITH_TLS:
         certificate = make_certificate(models.parent / "tls")
         key = certificate.with_name("key.pem")
-        flags = ["--keys", "--grpc-use-ssl=1", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
+        flags += ["--keys", "--grpc-use-ssl=1", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}"]
     made = Service(models, free_ports(), flags)
-    made.start()
+    made.launch()
     try:
+        until(lambda: is_ready(made), START_S)
         yield made
     finally:
         made.stop()
+
+
+def is_ready(service: Service) -> bool:
+    with suppress(OSError):
+        return service.health()[0] == 200
+    return False
 
 
 def add_key(store: Store, tenant: str | None, role: str) -> str:
@@ -80,13 +94,15 @@ def noted(registry: Registry, before: int) -> list[AuditEntry]:
     return entries[: len(entries) - before]
 
 
-def test_every_model_is_ready_and_questions_count_for_no_tenant(service: Service, models: Path) -> None:
+def test_every_model_is_ready_and_questions_count_for_no_tenant(
+    service: Service, models: Path, keys: tuple[str, str]
+) -> None:
     has_keys = "--keys" in service.flags
     store = Store(models.parent / "store")
     with closing(Registry.open(store)) as registry:
         registry.set_limits(TENANT, Limits(requests_per_s=0.001))
         noted_before = len(registry.audit(limit=1000))
-    admin, own = (add_key(store, None, "admin"), add_key(store, TENANT, "infer")) if has_keys else (None, None)
+    admin, own = keys if has_keys else (None, None)
     with (
         ManageClient(service.ports.http_url, key=admin) as manage,
         Client(service.ports.http_url, model="hbert", key=own) as client,

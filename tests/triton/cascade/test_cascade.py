@@ -39,6 +39,7 @@ from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read
+from tests.repetitions import repetitions
 from tests.triton.cascade.making import MODELS, Making, OfflineCascade, levels_over, make_bases
 from tests.waiting import until
 from tests.watching import stubs_of
@@ -314,10 +315,12 @@ def make_fleet(served: Served, count: int) -> list[str]:
 
 
 @pytest.mark.stress
-def test_20_000_mixed_requests_of_200_tenants_have_no_crossed_answers(served: Served) -> None:
+@pytest.mark.repeated
+def test_mixed_requests_of_200_tenants_have_no_crossed_answers(served: Served) -> None:
+    """4,000 requests, and 20,000 in `make test-long`."""
     kinds = [(name, text) for name in make_fleet(served, 200) for text in TEXTS[:4]]
     wanted = [read(answer) for answer in ask_all(served.server, [message(*kind, "cascade") for kind in kinds], 16)]
-    order = np.random.default_rng(0).integers(0, len(kinds), 20_000)
+    order = np.random.default_rng(0).integers(0, len(kinds), repetitions(4_000, 20_000))
     answers = ask_all(served.server, [message(*kinds[i], "cascade") for i in order], UNDER_WAY, channels=16)
     for i, answer in zip(order, answers, strict=True):
         label, logits = read(answer)

@@ -1,4 +1,7 @@
-"""A real server on texts of all lengths, new all the time, few and many together: its memory does not grow."""
+"""A real server on texts of all lengths, new all the time, few and many together: its memory does not grow.
+
+Memory is watched over 1,500 requests in `make test`, over 5,000 in `make test-long`.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,12 @@ from hplm_loadtest.workloads.load_plan import Requests
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
+from tests.repetitions import repetitions
 from tests.watching import pages_of, stubs_of
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.timeout(600)]
 MOST_TOKENS = 256
-PART = 1_000
+PART = repetitions(300, 1_000)
 # Requests under way, part by part. What a stage keeps for each size of a batch is all there when most sizes have come.
 WARM_UP = (96, 8, 1, 96, 96)
 AFTER_IT = (96, 8, 96, 1, 96)
@@ -44,7 +48,8 @@ def mixed(count: int, rng: np.random.Generator) -> Requests:
     return Requests(rng.choice(list(tiny.TASKS), count).tolist(), texts, np.full(count, np.nan))
 
 
-def test_memory_stays_flat_over_5000_requests_of_all_lengths_after_a_warm_up(server: TritonServer) -> None:
+def test_memory_stays_flat_over_requests_of_all_lengths_after_a_warm_up(server: TritonServer) -> None:
+    """Over 5,000 requests in `make test-long`."""
     rng = np.random.default_rng(0)
     processes = {**stubs_of(server), "tritonserver": server.process.pid}
     seen: list[dict[str, dict[str, int]]] = []

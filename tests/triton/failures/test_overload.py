@@ -1,4 +1,7 @@
-"""A real server that is slower than its clients: overload, gone clients, an early end."""
+"""A real server that is slower than its clients: overload, gone clients, an early end.
+
+Overload lasts 20 s in `make test`, 40 s in `make test-long`.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,15 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import served_hidden
+from tests.repetitions import repetitions
 from tests.waiting import until
 from tests.watching import pages_of, processor_time, segment_growth, session_of, stubs_of
 
-pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.alone, pytest.mark.timeout(900)]
-OVERLOAD_S = 40.0
+pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.alone, pytest.mark.timeout(900)]
+# A window is an eighth of an overload.
+OVERLOAD_S, WINDOW_S = repetitions(20.0, 40.0), repetitions(2.5, 5.0)
 MOST_TRIES = 3
-WAITING_S = 10.0
+WAITING_S = repetitions(6.0, 10.0)
 # A base of which one core answers some ten requests of 60 tokens a second.
 SLOW = tiny.config(hidden_size=512, upper_layers=24, max_tokens=64)
 
@@ -106,7 +111,7 @@ def in_time_per_s(run: Run, deadline_s: float, window_s: float) -> tuple[npt.NDA
 
 @dataclass(frozen=True)
 class Overload:
-    """Forty seconds of ten times what the server can do, and what it could do before and after.
+    """`OVERLOAD_S` seconds of ten times what the server can do, and what it could do before and after.
 
     `undisturbed_per_s`: goodput that a quarter of the windows reach. `plot_waiting` and `upper_waiting`: requests
     in the queues of both stages, each second. `pages`: of both and of Triton itself. `refused_by_upper`: requests that the
@@ -155,7 +160,7 @@ def overload(slow: TritonServer) -> Overload:
 
 
 def overloaded(slow: TritonServer) -> Overload:
-    deadline_s, window_s = 2.0, 5.0
+    deadline_s = 2.0
     stolen_before, ticks_before = processor_time()
     before = capacity_per_s(slow)
     refused_before = refused_by_upper(slow)
@@ -173,7 +178,7 @@ def overloaded(slow: TritonServer) -> Overload:
             pages.append({kind: sum(one[kind] for one in found) for kind in ("rss", "shm")})
             time.sleep(1.0)
     run = running.result()
-    windows, late_share = in_time_per_s(run, deadline_s, window_s)
+    windows, late_share = in_time_per_s(run, deadline_s, WINDOW_S)
     goodput, undisturbed = (float(np.percentile(windows, part)) for part in (50, 75))
     capacity = min(before, capacity_per_s(slow))
     refused = refused_by_upper(slow) - refused_before
