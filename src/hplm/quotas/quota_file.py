@@ -135,9 +135,11 @@ class QuotaFile:
         self._change(tenant, limits, Use(-refund.requests, -refund.tokens), now_s, ended=True)
 
     def under_way(self, tenant: str, now_s: float) -> int:
-        """Return how many requests of a tenant are under way."""
-        index = self._records.find(tenant)
-        return 0 if index is None else self._under_way(index) + self._on_the_way(index, now_s)
+        """Return how many requests of a tenant are under way. Raises TimeoutError if a stopped process holds the record."""
+        if (index := self._records.find(tenant)) is None:
+            return 0
+        with self._records.locked_record(index):
+            return self._under_way(index) + self._on_the_way(index, now_s)
 
     def marked(self) -> dict[str, Use]:
         """Return all that was ever spent by the tenants that have asked for something since the last call."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.token_bucket import Bucket, Rate, full, given_back, settle
@@ -76,7 +77,7 @@ class TenantLimits(RegistryPart):
             connection.execute(
                 delete(leases).where(leases.c.server == _ACCOUNT, leases.c.until_s < now_s - FULL_AFTER_S)
             )
-            _put(connection, server, "", now_s + ALIVE_S, {})
+            _put(connection, [_row(server, "", now_s + ALIVE_S, {})])
             return connection.scalar(select(func.count()).where(is_server)) or 0
 
     def settle_quotas(self, server: str, spent: Mapping[str, Use], of: Mapping[str, Limits]) -> dict[str, Use]:
@@ -88,11 +89,14 @@ class TenantLimits(RegistryPart):
         with self._database.writing() as connection:
             now_s = _now_s(connection)
             rows = _rows(connection, spent)
+            changed = []
             for tenant, use in spent.items():
                 account, own = _settled(connection, server, tenant, rows[tenant], use, of[tenant], now_s)
-                _put(connection, _ACCOUNT, tenant, now_s, account)
-                _put(connection, server, tenant, now_s + ALIVE_S, own._asdict())
+                changed.append(_row(_ACCOUNT, tenant, now_s, account))
+                changed.append(_row(server, tenant, now_s + ALIVE_S, own._asdict()))
                 leased[tenant] = own
+            # All at once: leases last for a tenth of a second, and each statement is a round trip to the database.
+            _put(connection, changed)
         return leased
 
     def give_back_quotas(self, server: str, of: Mapping[str, Limits]) -> None:
@@ -102,7 +106,7 @@ class TenantLimits(RegistryPart):
             for tenant, rows in _rows(connection, of).items():
                 if server in rows:
                     account = _given_back(rows, [server], of[tenant], now_s)
-                    _put(connection, _ACCOUNT, tenant, now_s, account)
+                    _put(connection, [_row(_ACCOUNT, tenant, now_s, account)])
                     _drop(connection, tenant, [server])
 
     def leased_quotas(self, tenant: str) -> dict[str, Use]:
@@ -167,12 +171,17 @@ def _rows(connection: Connection, tenants: Collection[str]) -> dict[str, dict[st
     return {tenant: found[tenant] for tenant in names}
 
 
-def _put(connection: Connection, server: str, tenant: str, until_s: float, amounts: Mapping[str, Any]) -> None:
-    which = leases.c.server == server, leases.c.tenant == tenant
-    changed = connection.execute(update(leases).where(*which).values(until_s=until_s, amounts=dict(amounts)))
-    if not changed.rowcount:
-        values = {"server": server, "tenant": tenant, "until_s": until_s, "amounts": dict(amounts)}
-        connection.execute(insert(leases).values(values))
+def _row(server: str, tenant: str, until_s: float, amounts: Mapping[str, Any]) -> dict[str, Any]:
+    return {"server": server, "tenant": tenant, "until_s": until_s, "amounts": dict(amounts)}
+
+
+def _put(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows in place of earlier rows of the same server and tenant."""
+    if not rows:
+        return
+    made = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(leases)
+    new = {"until_s": made.excluded.until_s, "amounts": made.excluded.amounts}
+    connection.execute(made.on_conflict_do_update(index_elements=["server", "tenant"], set_=new), list(rows))
 
 
 def _drop(connection: Connection, tenant: str, servers: Collection[str]) -> None:
