@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +21,7 @@ from hplm.core import wire
 from hplm.errors import BadInputError, ForbiddenError, UnknownJobError, UnknownTenantError
 from hplm.registry.registry import Registry
 from hplm.reporting.benchmark_result import Report
+from hplm.runtime.local_http import LOCAL_HTTP
 from tests import tiny
 from tests.triton.access.making import OWN, PROTOCOLS, Place, as_bytes, ask, serving
 from tests.triton.cascade.making import Making, table_of
@@ -196,6 +199,18 @@ def test_a_key_takes_the_place_of_no_other_input(place: Place, admin: str, proto
         assert isinstance(refused, BadInputError), repr(refused)
         assert str(refused) == f"the input {name} is missing"
     assert "Traceback" not in (place.models.parent / "triton.log").read_text()
+
+
+def test_a_parameter_that_is_no_text_is_refused(place: Place) -> None:
+    body = b'{"parameters": {"a": "\xff"}, "inputs": [{"name": "REQUEST", "shape": [1], "datatype": "BYTES", "data": ["{}"]}]}'
+    request = urllib.request.Request(f"{place.server.ports.http_url}/v2/models/{wire.MANAGER}/infer", body)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        LOCAL_HTTP.open(request, timeout=20)
+    with refused.value as answer:
+        assert (answer.code, json.load(answer)) == (
+            400,
+            {"error": "BAD_INPUT: a parameter of the request is not UTF-8"},
+        )
 
 
 @pytest.fixture(scope="module")

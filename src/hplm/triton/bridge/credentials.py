@@ -10,7 +10,7 @@ from hplm.access.gate import SERVER, Credentials, Gate
 from hplm.access.key_ring import REFUSED
 from hplm.access.keys import HEADER, from_header
 from hplm.core import wire
-from hplm.errors import ConfigError, ForbiddenError
+from hplm.errors import BadInputError, ConfigError, ForbiddenError
 from hplm.triton.bridge import translate
 from hplm.triton.bridge.translate import Inputs
 
@@ -84,10 +84,14 @@ def header_of(request: Any) -> bytes:
     """Return the header `authorization` that Triton has forwarded, empty without one.
 
     Over HTTP Triton keeps the capitals of the header's name. It puts headers behind the request's own parameters, so the
-    last value is the header's.
+    last value is the header's. Raises BadInputError for parameters that cannot be read.
     """
     value = ""
-    for name, given in json.loads(request.parameters() or "{}").items():
+    try:
+        parameters: dict[str, Any] = json.loads(translate.parameters(request))
+    except ValueError:
+        raise BadInputError("the parameters of the request are not JSON") from None
+    for name, given in parameters.items():
         if name.lower() == HEADER and isinstance(given, str):
             value = given
-    return value.encode()
+    return value.encode("utf-8", "replace")

@@ -126,14 +126,22 @@ def refuse(error: HplmError) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(error.wire(), code))
 
 
+def parameters(request: Any) -> str:
+    """Return a request's parameters as JSON. Raises BadInputError for bytes that are no UTF-8, which Triton takes over HTTP."""
+    try:
+        return request.parameters() or "{}"
+    except UnicodeDecodeError:
+        raise BadInputError("a parameter of the request is not UTF-8") from None
+
+
 def is_inner(request: Any) -> bool:
     """Return whether another model of this server has sent the request, see `wire.INNER`. Any client may claim it."""
-    return wire.INNER in request.parameters()
+    return wire.INNER in parameters(request)
 
 
 def is_probe(request: Any) -> bool:
     """Return whether `hplm serve` itself has sent the request, see `wire.PROBE`. Any client may claim it."""
-    return wire.PROBE in request.parameters()
+    return wire.PROBE in parameters(request)
 
 
 def deadline_s(request: Any) -> float | None:
