@@ -101,6 +101,10 @@ class HttpConnection:
             self._socket.close()
             self._socket = None
 
+    def __del__(self) -> None:
+        # The connections of a thread end with the thread.
+        self.close()
+
 
 class GrpcConnection:
     """A channel that sends messages of ModelInfer as bytes."""

@@ -92,9 +92,9 @@ class ModelInputs:
 
 
 def _numbers(tensor: InputTensor) -> npt.NDArray[Any]:
-    """Return small numbers for an input of numbers, flat. DISPATCH has a temperature above 0."""
+    """Return 1, 0, 1, 0, ... for an input of numbers, flat. DISPATCH, too, takes these numbers."""
     count = int(np.prod(tensor.shape))
-    return (np.arange(count) % 2 + 1).astype(NUMPY_TYPES.get(tensor.datatype, np.int64))
+    return (np.arange(1, count + 1) % 2).astype(NUMPY_TYPES.get(tensor.datatype, np.int64))
 
 
 def raw_bytes(datatype: str, data: Any) -> bytes:
