@@ -39,8 +39,8 @@ from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read
-from tests.repetitions import repetitions
 from tests.triton.cascade.making import MODELS, Making, OfflineCascade, levels_over, make_bases
+from tests.triton.repetitions import repetitions
 from tests.waiting import until
 from tests.watching import stubs_of
 

@@ -17,7 +17,7 @@ from hplm_loadtest.workloads.load_plan import Requests
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
-from tests.repetitions import repetitions
+from tests.triton.repetitions import repetitions
 from tests.watching import pages_of, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.timeout(600)]

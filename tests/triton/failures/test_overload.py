@@ -40,7 +40,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import served_hidden
-from tests.repetitions import repetitions
+from tests.triton.repetitions import repetitions
 from tests.waiting import until
 from tests.watching import pages_of, processor_time, segment_growth, session_of, stubs_of
 

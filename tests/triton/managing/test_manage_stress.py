@@ -40,7 +40,7 @@ from hplm.triton.launcher.server import TritonServer
 from tests import tiny, unlike
 from tests.managed import Place, await_seen
 from tests.messages import TEXTS, TOLERANCE, message, read, served_hidden
-from tests.repetitions import repetitions
+from tests.triton.repetitions import repetitions
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.timeout(900)]
 # A cycle has all kinds of changes.

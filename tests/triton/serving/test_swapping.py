@@ -35,7 +35,7 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read, served_hidden
-from tests.repetitions import repetitions
+from tests.triton.repetitions import repetitions
 from tests.watching import pages_of, segment_growth, stubs_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.repeated, pytest.mark.timeout(900)]
