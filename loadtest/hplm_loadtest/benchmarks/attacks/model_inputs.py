@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hplm.cascade.dispatch import DispatchInput
+from hplm.cascade.plan import Dispatch
 from hplm.core import wire
 from hplm.runtime.local_http import LOCAL_HTTP
 
@@ -92,7 +94,9 @@ class ModelInputs:
 
 
 def _numbers(tensor: InputTensor) -> npt.NDArray[Any]:
-    """Return small numbers for an input of numbers, flat. DISPATCH has a temperature above 0."""
+    """Return small numbers for an input of numbers, flat, and what a cascade sends as DISPATCH."""
+    if tensor.name == wire.DISPATCH:
+        return DispatchInput.of(Dispatch(2.0, 0.5, 8.0), 0.5, is_last=True).to_array()
     count = int(np.prod(tensor.shape))
     return (np.arange(count) % 2 + 1).astype(NUMPY_TYPES.get(tensor.datatype, np.int64))
 
