@@ -164,8 +164,9 @@ def attempt_of(target: Target, number: int, seed: int) -> Attempt:
         headers = [(HEADER, f"Bearer {right}")] if place == "input KEY beside the right header" else []
     request = target.inputs[model].well_formed(values, rng)
     # Triton writes no FP16 output of a look-up stage in JSON.
-    for output in request["outputs"] if protocol == "HTTP" else []:
-        output["parameters"] = {"binary_data": True}
+    if protocol == "HTTP":
+        outputs = target.inputs[model].outputs[:1]
+        request["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
     if protocol == "gRPC":
         body = grpc_message(request, rng, is_changed=False)
     else:
