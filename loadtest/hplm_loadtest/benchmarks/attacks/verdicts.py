@@ -46,7 +46,8 @@ class Judge:
         self._secrets, self._names = target.secrets, target.names
         self._labels = {caller.tenant.encode(): caller.labels for caller in target.callers}
         held = target.keys
-        self._infer = {caller.tenant: secret_of(caller.key) for caller in target.callers}
+        # A tenant may be a caller of several bases, each with a key.
+        self._infer = [(caller.tenant, secret_of(caller.key)) for caller in target.callers]
         self._manage = [*map(secret_of, held.operators.values()), *map(secret_of, held.managing.values())]
         self._operators = [*map(secret_of, held.operators.values())]
 
@@ -91,7 +92,7 @@ class Judge:
             return f"no answer of a model: {content[:300]!r}"
         if wire.RESPONSE in outputs or attack.model.startswith(wire.MANAGER):
             return "" if any(secret in raw for secret in self._manage) else "let in to the manager without a key"
-        named = [tenant for tenant, secret in self._infer.items() if secret in raw and tenant.encode() in raw]
+        named = [tenant for tenant, secret in self._infer if secret in raw and tenant.encode() in raw]
         managing = [tenant for tenant, key in self._target.keys.managing.items() if secret_of(key) in raw]
         if not named and not managing:
             return "let in without the tenant's key"
