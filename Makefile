@@ -37,9 +37,9 @@ check: install ## format, lint and types
 base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
 	$(BIN)/hplm build base --store build/base --tokens 12000000 --batch-tokens 4096 --ship-to builder/hplm_builder/convert/shipped/minilm-ngrams
 
-# A line for each command; on two idle cores 35 minutes after the fleet is built (10 more). Results go to build/attacks.
+# A line for each command: about 5 minutes, 1, 1, 5 and 15 on two cores, after 10 for the fleet. Results go to build/attacks.
 ATTACKED = build/fleet-minilm-1000/models
-attacks: install ## attack a server with keys, and measure what keys and quotas cost (about 45 minutes; needs nginx)
+attacks: install ## attack a server with keys, and measure what keys and quotas cost (about half an hour; needs nginx)
 	test -d $(ATTACKED) || $(BIN)/hplm build fleet --shape minilm --tenants 1000
 	$(BIN)/hplm bench malformed --models $(ATTACKED) --json build/attacks/malformed.json
 	$(BIN)/hplm bench wrong-keys --models $(ATTACKED) --json build/attacks/wrong-keys.json

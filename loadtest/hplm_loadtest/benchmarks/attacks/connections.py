@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ class HttpConnection:
         raw = "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
         is_new = self._socket is None
         try:
-            return self._exchange(raw, method, hangs_up=hangs_up)
+            # The rest of a body that is longer than its header says would be read as the next request.
+            is_last = said_length is not None and said_length != len(body)
+            return self._exchange(raw, method, hangs_up=hangs_up, is_last=is_last)
         except TimeoutError:
             self.close()
             return Answer(None, b"no answer in time")
@@ -76,7 +79,7 @@ class HttpConnection:
                 return self.send(method, path, headers, body, said_length=said_length, hangs_up=hangs_up)
             return Answer(None, f"no answer: {error!r}".encode())
 
-    def _exchange(self, raw: bytes, method: str, *, hangs_up: bool) -> Answer:
+    def _exchange(self, raw: bytes, method: str, *, hangs_up: bool, is_last: bool) -> Answer:
         if self._socket is None:
             plain = socket.create_connection(self._address, timeout=HANGING_S)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -92,7 +95,7 @@ class HttpConnection:
         reply = http.client.HTTPResponse(self._socket, method=method)
         reply.begin()
         content = reply.read()
-        if reply.will_close:
+        if reply.will_close or is_last:
             self.close()
         return Answer(reply.status, content)
 
@@ -156,3 +159,33 @@ def _texts(raw: bytes) -> Iterable[bytes]:
         length = int.from_bytes(raw[at : at + 4], "little")
         yield raw[at + 4 : at + 4 + length]
         at += 4 + length
+
+
+class Connections:
+    """A connection over HTTP and a connection over gRPC for each thread. Close them when the threads have ended."""
+
+    def __init__(self, host: str, http_port: int, grpc_port: int, certificate: Path | None = None) -> None:
+        self._http, self._grpc = (host, http_port, certificate), (host, grpc_port, certificate)
+        self._own = threading.local()
+        self._made: list[HttpConnection | GrpcConnection] = []
+
+    @property
+    def http(self) -> HttpConnection:
+        """The connection of this thread over HTTP."""
+        if not hasattr(self._own, "http"):
+            self._own.http = HttpConnection(*self._http)
+            self._made.append(self._own.http)
+        return self._own.http
+
+    @property
+    def grpc(self) -> GrpcConnection:
+        """The connection of this thread over gRPC."""
+        if not hasattr(self._own, "grpc"):
+            self._own.grpc = GrpcConnection(*self._grpc)
+            self._made.append(self._own.grpc)
+        return self._own.grpc
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        for connection in self._made:
+            connection.close()

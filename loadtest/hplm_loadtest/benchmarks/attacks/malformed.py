@@ -10,10 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import local
 from typing import Any
 
 from hplm.core import wire
@@ -22,7 +21,7 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.runtime.process import give_way_for_memory
 from hplm_loadtest.benchmarks.attacks.attack import HEADER, Attack, AttackPlan
-from hplm_loadtest.benchmarks.attacks.connections import HANGING_S, Answer, GrpcConnection, HttpConnection
+from hplm_loadtest.benchmarks.attacks.connections import HANGING_S, Answer, Connections, GrpcConnection
 from hplm_loadtest.benchmarks.attacks.encodings import grpc_message
 from hplm_loadtest.benchmarks.attacks.example_proxy import EXAMPLE, Proxy, example_proxy
 from hplm_loadtest.benchmarks.attacks.keyed_copy import keyed_copy
@@ -53,7 +52,7 @@ class AttackRun:
     codes: Counter[tuple[str, str]] = field(default_factory=Counter)  # by who answered and code
     changes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    warm: dict[str, Footprint] = field(default_factory=dict)
+    course: list[dict[str, Footprint]] = field(default_factory=list)  # after each WARM_UP of the requests
     end: dict[str, Footprint] = field(default_factory=dict)
     shared_bytes: list[int] = field(default_factory=list)
     changed_processes: int = 0
@@ -74,6 +73,11 @@ class AttackRun:
             self.faults.append(
                 f"request {attack.number} ({attack.encoding}, {attack.model}, {attack.changes}): {verdict.fault}"
             )
+
+    @property
+    def warm(self) -> dict[str, Footprint]:
+        """The footprints after the warm-up."""
+        return self.course[0]
 
     @property
     def growth_bytes(self) -> int:
@@ -116,24 +120,17 @@ class MemoryGuard:
                     return
 
 
-class Connections(local):
-    """The connections of a thread to the proxy."""
-
-    def __init__(self, proxy: Proxy) -> None:
-        self.http = HttpConnection(proxy.host, proxy.http, proxy.certificate)
-        self.grpc = GrpcConnection(proxy.host, proxy.grpc, proxy.certificate)
-
-    def send(self, attack: Attack) -> Answer:
-        if attack.encoding == "gRPC":
-            return self.grpc.send(attack.body, attack.headers)
-        return self.http.send(
-            attack.method,
-            attack.path,
-            attack.headers,
-            attack.body,
-            said_length=attack.said_length,
-            hangs_up=attack.hangs_up,
-        )
+def _send(attack: Attack, over: Connections) -> Answer:
+    if attack.encoding == "gRPC":
+        return over.grpc.send(attack.body, attack.headers)
+    return over.http.send(
+        attack.method,
+        attack.path,
+        attack.headers,
+        attack.body,
+        said_length=attack.said_length,
+        hangs_up=attack.hangs_up,
+    )
 
 
 def malformed(models: Path, count: int, connections: int, every: int, seed: int = 1, example: Path = EXAMPLE) -> Report:
@@ -150,17 +147,17 @@ def attack_target(target: Target, proxy: Proxy, count: int, connections: int, ev
     """Send `count` malformed requests, and good requests to every model after each `every`, then the documented crashes."""
     run, plan, judge = AttackRun(), AttackPlan(target, seed), Judge(target)
     before = target.processes()
-    mine = Connections(proxy)
+    mine = Connections(proxy.host, proxy.http, proxy.grpc, proxy.certificate)
     _ask_every_model(target, run)
 
     def one(number: int) -> tuple[Attack, Verdict, float]:
         attack = plan.attack(number)
         began_s = time.monotonic()
-        answer = mine.send(attack)
+        answer = _send(attack, mine)
         return attack, judge.verdict(attack, answer), time.monotonic() - began_s
 
     guard = MemoryGuard(before["Triton"])
-    with guard, ThreadPoolExecutor(connections) as pool, progress_bars() as progress:
+    with guard, closing(mine), ThreadPoolExecutor(connections) as pool, progress_bars() as progress:
         bar = progress.add_task("requests", total=count)
         began_s = time.monotonic()
         for first in range(0, count, every):
@@ -168,8 +165,8 @@ def attack_target(target: Target, proxy: Proxy, count: int, connections: int, ev
                 run.add(attack, verdict, seconds)
             progress.update(bar, completed=first + every)
             _ask_every_model(target, run)
-            if not run.warm and first + every >= WARM_UP * count:
-                run.warm = _footprints(target, run)
+            if first + every >= WARM_UP * count * (len(run.course) + 1):
+                run.course.append(_footprints(target, run))
         run.seconds = time.monotonic() - began_s
     run.peak_bytes = guard.peak_bytes
     time.sleep(SETTLE_S)
@@ -235,6 +232,8 @@ def report_of(run: AttackRun, settings: dict[str, Any]) -> Report:
                 "by Triton": by.get("Triton", 0),
                 "by proxy": by.get("proxy", 0),
                 "hung up": by.get("hung up", 0),
+                # Good requests that Triton refused together with a malformed request of the same batch.
+                "batch mates": by.get("batch mate", 0),
                 "faults": by.get("fault", 0),
             }
         )
@@ -245,6 +244,7 @@ def report_of(run: AttackRun, settings: dict[str, Any]) -> Report:
             "rss_mb_end": run.end[name].rss_bytes / 1e6,
             "files": run.warm[name].files,
             "files_end": run.end[name].files,
+            "rss_mb_course": [round(held[name].rss_bytes / 1e6) for held in run.course],
         }
         for name in run.warm
     ]

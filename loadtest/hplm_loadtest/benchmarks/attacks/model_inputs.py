@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hplm.cascade.dispatch import DispatchInput
+from hplm.cascade.plan import Dispatch
 from hplm.core import wire
 from hplm.runtime.local_http import LOCAL_HTTP
 
@@ -92,9 +94,11 @@ class ModelInputs:
 
 
 def _numbers(tensor: InputTensor) -> npt.NDArray[Any]:
-    """Return 1, 0, 1, 0, ... for an input of numbers, flat. DISPATCH, too, takes these numbers."""
+    """Return small numbers for an input of numbers, flat, and what a cascade sends as DISPATCH."""
+    if tensor.name == wire.DISPATCH:
+        return DispatchInput.of(Dispatch(2.0, 0.5, 8.0), 0.5, is_last=True).to_array()
     count = int(np.prod(tensor.shape))
-    return (np.arange(1, count + 1) % 2).astype(NUMPY_TYPES.get(tensor.datatype, np.int64))
+    return (np.arange(count) % 2 + 1).astype(NUMPY_TYPES.get(tensor.datatype, np.int64))
 
 
 def raw_bytes(datatype: str, data: Any) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hplm.core import wire
 from hplm.errors import from_wire
@@ -17,10 +18,13 @@ from hplm_loadtest.benchmarks.attacks.attack import Attack
 from hplm_loadtest.benchmarks.attacks.connections import Answer, outputs_of
 from hplm_loadtest.benchmarks.attacks.target import Target
 
-By = Literal["answered", "hplm", "Triton", "proxy", "hung up", "fault"]
+By = Literal["answered", "hplm", "Triton", "proxy", "hung up", "batch mate", "fault"]
 TRACEBACK = re.compile(rb"Traceback|File \"|\.py\"?[:,]|line \d+, in ")
 # Words of nginx in its own answers. Over gRPC a client sees the HTTP status alone.
 _PROXY = re.compile(rb"<center>nginx|Received http2 header with status: [34]\d\d|HTTP status code [34]\d\d")
+# The Python backend of Triton 24.10 refuses all requests of a batch if a text in one of them has a wrong length.
+BATCH_MATE = re.compile(rb"incomplete string|expecting string of length|expecting 4 bytes")
+GZIP_OR_ZLIB = 47
 # Statuses that say that the proxy had no answer of Triton, or that Triton failed.
 _GONE = (502, 503, 504)
 
@@ -42,7 +46,8 @@ class Judge:
         self._secrets, self._names = target.secrets, target.names
         self._labels = {caller.tenant.encode(): caller.labels for caller in target.callers}
         held = target.keys
-        self._infer = {caller.tenant: secret_of(caller.key) for caller in target.callers}
+        # A tenant may be a caller of several bases, each with a key.
+        self._infer = [(caller.tenant, secret_of(caller.key)) for caller in target.callers]
         self._manage = [*map(secret_of, held.operators.values()), *map(secret_of, held.managing.values())]
         self._operators = [*map(secret_of, held.operators.values())]
 
@@ -59,6 +64,8 @@ class Judge:
             is_of_server = by == "hplm" and code in ("INTERNAL", "CORRUPT_ARTIFACT", "STAGE_DOWN")
             if is_of_server or (by == "proxy" and answer.status in _GONE):
                 return Verdict("fault", code, f"an error of the server: {answer.content[:300]!r}")
+            if attack.is_well_formed and BATCH_MATE.search(answer.content):
+                return Verdict("batch mate", code)
             if attack.is_well_formed:
                 return Verdict("fault", code, f"a good request was refused: {answer.content[:300]!r}")
             return Verdict(by, code)
@@ -85,7 +92,7 @@ class Judge:
             return f"no answer of a model: {content[:300]!r}"
         if wire.RESPONSE in outputs or attack.model.startswith(wire.MANAGER):
             return "" if any(secret in raw for secret in self._manage) else "let in to the manager without a key"
-        named = [tenant for tenant, secret in self._infer.items() if secret in raw and tenant.encode() in raw]
+        named = [tenant for tenant, secret in self._infer if secret in raw and tenant.encode() in raw]
         managing = [tenant for tenant, key in self._target.keys.managing.items() if secret_of(key) in raw]
         if not named and not managing:
             return "let in without the tenant's key"
@@ -121,6 +128,9 @@ def _outputs(attack: Attack, content: bytes) -> dict[str, list[bytes]] | None:
             return outputs_of(content)
         return None
     start = content
+    # The request may have asked for a compressed answer.
+    with suppress(zlib.error):
+        start = zlib.decompress(content, wbits=GZIP_OR_ZLIB)
     try:
         # With binary outputs the JSON ends before the content does.
         parsed, _ = json.JSONDecoder().raw_decode(start.decode("latin-1"))

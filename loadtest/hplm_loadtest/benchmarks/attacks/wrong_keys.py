@@ -7,9 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import local
 from typing import Any, Literal
 
 from hplm.access.proof import REFUSED as PROOF_REFUSED
@@ -18,7 +18,7 @@ from hplm.errors import ForbiddenError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.attacks.attack import HEADER
-from hplm_loadtest.benchmarks.attacks.connections import Answer, GrpcConnection, Headers, HttpConnection
+from hplm_loadtest.benchmarks.attacks.connections import Answer, Connections, Headers
 from hplm_loadtest.benchmarks.attacks.encodings import grpc_message, http_body
 from hplm_loadtest.benchmarks.attacks.keyed_copy import keyed_copy
 from hplm_loadtest.benchmarks.attacks.near_misses import near_miss
@@ -70,17 +70,10 @@ class WrongKeys:
     seconds: float = 0.0
 
 
-class _Connections(local):
-    """The connections of a thread, directly to Triton."""
-
-    def __init__(self, target: Target) -> None:
-        self.http = HttpConnection(target.ports.host, target.ports.http)
-        self.grpc = GrpcConnection(target.ports.host, target.ports.grpc)
-
-    def send(self, attempt: Attempt) -> Answer:
-        if attempt.protocol == "gRPC":
-            return self.grpc.send(attempt.body, attempt.headers)
-        return self.http.send("POST", f"/v2/models/{attempt.model}/infer", attempt.headers, attempt.body)
+def _send(attempt: Attempt, over: Connections) -> Answer:
+    if attempt.protocol == "gRPC":
+        return over.grpc.send(attempt.body, attempt.headers)
+    return over.http.send("POST", f"/v2/models/{attempt.model}/infer", attempt.headers, attempt.body)
 
 
 def wrong_keys(models: Path, count: int, connections: int, seed: int = 1) -> Report:
@@ -92,14 +85,15 @@ def wrong_keys(models: Path, count: int, connections: int, seed: int = 1) -> Rep
 
 def send_wrong_keys(target: Target, count: int, connections: int, seed: int) -> WrongKeys:
     """Send `count` requests with wrong keys, without a proxy, and a right key after each RIGHT_EVERY."""
-    sent, mine = WrongKeys(), _Connections(target)
+    ports = target.ports
+    sent, mine = WrongKeys(), Connections(ports.host, ports.http, ports.grpc)
 
     def one(number: int) -> tuple[Attempt, Answer]:
         attempt = attempt_of(target, number, seed)
-        return attempt, mine.send(attempt)
+        return attempt, _send(attempt, mine)
 
     began_s = time.monotonic()
-    with ThreadPoolExecutor(connections) as pool, progress_bars() as progress:
+    with closing(mine), ThreadPoolExecutor(connections) as pool, progress_bars() as progress:
         bar = progress.add_task("keys", total=count)
         for attempt, answer in pool.map(one, range(count)):
             _count(sent, attempt, answer)
@@ -170,7 +164,9 @@ def attempt_of(target: Target, number: int, seed: int) -> Attempt:
         headers = [(HEADER, f"Bearer {right}")] if place == "input KEY beside the right header" else []
     request = target.inputs[model].well_formed(values, rng)
     # Triton writes no FP16 output of a look-up stage in JSON.
-    request["parameters"] = {} if protocol == "gRPC" else {"binary_data_output": True}
+    if protocol == "HTTP":
+        outputs = target.inputs[model].outputs[:1]
+        request["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
     if protocol == "gRPC":
         body = grpc_message(request, rng, is_changed=False)
     else:
