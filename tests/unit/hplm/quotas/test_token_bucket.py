@@ -98,16 +98,17 @@ def test_servers_never_use_more_than_the_quota_and_what_they_began_with(
         spent = (leases[server] or credits[server]) * share / 64
         used += spent
         if what == "lost":
-            # What it has spent is not known, so its whole lease comes back, and its successor begins anew.
+            # What it has spent is not known, so its whole lease comes back, and its successor begins anew, with a full bucket.
             account = given_back(account, rate, leases[server], now_s)
-            lost += max(leases[server], spent)
+            lost += max(leases[server], spent) + rate.capacity
             leases[server], credits[server] = 0.0, rate.capacity
         else:
             account, leases[server] = settle(account, rate, leases[server], spent, now_s)
             assert 0 <= leases[server] <= rate.capacity
             credits[server] = leases[server]
         assert account.level <= rate.capacity
-        # Nothing is gained but what the time gave, and what a lost server had leased or spent without a lease.
+        # Nothing is gained but what the time gave, what a lost server had leased or spent without a lease, and what its
+        # successor begins with.
         assert used <= rate.capacity + rate.per_s * now_s + 2 * rate.capacity + lost + 1e-6
 
 
