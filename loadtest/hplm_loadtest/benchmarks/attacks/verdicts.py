@@ -81,7 +81,7 @@ class Judge:
         if any(secret in content and secret not in raw for secret in self._secrets):
             return "a key"
         is_operator = any(secret in raw for secret in self._operators)
-        if not is_operator and (named := [name for name in self._names if name in content and name not in raw]):
+        if not is_operator and (named := [name for name in self._names if _has_word(content, name) and name not in raw]):
             return f"the tenant {named[0].decode()}: {content[:300]!r}"
         return ""
 
@@ -151,3 +151,8 @@ def _flat(data: Any) -> Iterable[Any]:
             yield from _flat(value)
         else:
             yield value
+
+
+def _has_word(content: bytes, name: bytes) -> bool:
+    """Return whether a name stands in an answer, and not as a part of another word."""
+    return name in content and re.search(rb"(?<!\w)" + re.escape(name) + rb"(?!\w)", content) is not None
