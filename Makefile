@@ -37,7 +37,7 @@ check: install ## format, lint and types
 base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
 	$(BIN)/hplm build base --store build/base --tokens 12000000 --batch-tokens 4096 --ship-to builder/hplm_builder/convert/shipped/minilm-ngrams
 
-# A line for each command: about 5 minutes, 1, 1, 5 and 15 on two cores, after 10 for the fleet. Results go to build/attacks.
+# A line for each command. On two cores malformed takes 4 minutes and wrong-keys 1; a missing fleet takes 10. Results go to build/attacks.
 ATTACKED = build/fleet-minilm-1000/models
 attacks: install ## attack a server with keys, and measure what keys and quotas cost (about half an hour; needs nginx)
 	test -d $(ATTACKED) || $(BIN)/hplm build fleet --shape minilm --tenants 1000
