@@ -81,7 +81,9 @@ class Judge:
         if any(secret in content and secret not in raw for secret in self._secrets):
             return "a key"
         is_operator = any(secret in raw for secret in self._operators)
-        if not is_operator and (named := [name for name in self._names if _has_word(content, name) and name not in raw]):
+        if not is_operator and (
+            named := [name for name in self._names if _has_word(content, name) and name not in raw]
+        ):
             return f"the tenant {named[0].decode()}: {content[:300]!r}"
         return ""
 
