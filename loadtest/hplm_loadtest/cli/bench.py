@@ -150,7 +150,7 @@ def bench_access_throughput(
     quick: QuickOption = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Measure the throughput of a server that needs keys, over that of a server that needs none, in turns.
+    """Measure the throughput of a server with keys and quotas, over that of a server without, in turns.
 
     Example: hplm bench access-throughput --models build/demo/models --json access-throughput.json
     """

@@ -1,4 +1,4 @@
-"""The benchmark `hplm bench access-throughput`: what keys cost, as a share of the requests that a saturated server answers."""
+"""The benchmark `hplm bench access-throughput`: what keys and quotas cost, as a share of what a saturated server answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 from hplm.access.access_mode import MODE_VARIABLE, OPEN, keys_environment
 from hplm.core.roles import served_base
 from hplm.errors import InternalError
+from hplm.quotas.limits import Limits
+from hplm.registry.access.limits import DEFAULT
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm_loadtest.benchmarks.access.keyed_repository import keyed_repository
@@ -21,20 +23,23 @@ from hplm_loadtest.scenarios.steady_rate import enough_requests, rate_columns, s
 from hplm_loadtest.workloads.load_plan import Requests
 
 GOAL_SHARE = 0.97
-WITHOUT, WITH = "without keys", "with keys"
+WITHOUT, WITH = "without keys", "with keys and quotas"
+# Quotas that no tenant uses up: each request is taken out of all three.
+QUOTAS = Limits(requests_per_s=1e5, tokens_per_s=1e7, concurrent=10_000)
 
 
 def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int, seconds: float) -> Report:
     """Measure two servers over the same models in turns, one of which needs keys: throughput at saturation.
 
     In each round both servers get the same requests in a closed loop of `seconds` with `in_flight` requests under way. The
-    server with keys has a copy of the registry with a key for each tenant. Raises ConfigError if the registry is not a file.
+    server with keys has a copy of the registry with a key and quotas for each tenant. Both count by tenant. Raises ConfigError if the registry is not a file.
     """
     traffic = Traffic.read(models, text_kind)
     mix, model = traffic.mix(), served_base(models).name
     loops: dict[str, list[MeteredRun]] = {WITHOUT: [], WITH: []}
     with keyed_repository(models) as repository, progress_bars() as progress:
         url, keys = repository.store.registry, repository.add_keys(traffic.names)
+        repository.limit(DEFAULT, QUOTAS)
         registry = StageSettings({"registry": url}, {"registry": url})
         with (
             benchmark_server(models, log="triton-bench-open.log", environment={MODE_VARIABLE: OPEN}) as open_server,
@@ -75,7 +80,7 @@ def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int,
         for (open_run, _), (keyed_run, _) in zip(loops[WITHOUT], loops[WITH], strict=True)
     ]
     goals = [
-        Goal("58-throughput", "throughput with keys over that without", GOAL_SHARE, median(shares), "x", "higher"),
+        Goal("58-throughput", "throughput with keys and quotas over that without", GOAL_SHARE, median(shares), "x", "higher"),
         Goal("58-unanswered", "requests not answered", 0, sum(row["unanswered"] for row in rows), "requests", "lower"),
     ]
     settings = {
