@@ -80,7 +80,14 @@ def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int,
         for (open_run, _), (keyed_run, _) in zip(loops[WITHOUT], loops[WITH], strict=True)
     ]
     goals = [
-        Goal("58-throughput", "throughput with keys and quotas over that without", GOAL_SHARE, median(shares), "x", "higher"),
+        Goal(
+            "58-throughput",
+            "throughput with keys and quotas over that without",
+            GOAL_SHARE,
+            median(shares),
+            "x",
+            "higher",
+        ),
         Goal("58-unanswered", "requests not answered", 0, sum(row["unanswered"] for row in rows), "requests", "lower"),
     ]
     settings = {
