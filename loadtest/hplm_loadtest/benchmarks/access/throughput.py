@@ -32,7 +32,8 @@ def access_throughput(models: Path, text_kind: str, rounds: int, in_flight: int,
     """Measure two servers over the same models in turns, one of which needs keys: throughput at saturation.
 
     In each round both servers get the same requests in a closed loop of `seconds` with `in_flight` requests under way. The
-    server with keys has a copy of the registry with a key and quotas for each tenant. Both count by tenant. Raises ConfigError if the registry is not a file.
+    server with keys has a copy of the registry with a key and quotas for each tenant. Both count by tenant. Raises
+    ConfigError if the registry is not a file.
     """
     traffic = Traffic.read(models, text_kind)
     mix, model = traffic.mix(), served_base(models).name

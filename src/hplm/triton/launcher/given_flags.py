@@ -17,6 +17,12 @@ GRPC_TLS, GRPC_MUTUAL_TLS = "--grpc-use-ssl", "--grpc-use-ssl-mutual"
 CERTIFICATE, PRIVATE_KEY = "--grpc-server-cert", "--grpc-server-key"
 # The words by which Triton's options are on or off, in any case.
 ON, OFF = ("1", "true", "on"), ("0", "false", "off")
+# Options that decide who may call the server, or that `hplm serve` reads. Triton also takes `--http-addr` for `--http-address`.
+GUARDED = (
+    *("--http-address", "--grpc-address", "--metrics-address", "--allow-sagemaker", "--allow-vertex-ai"),
+    *("--cache-config", "--cache-directory", "--response-cache-byte-size"),
+    *("--http-restricted-api", "--grpc-restricted-protocol", HTTP, GRPC_TLS, GRPC_MUTUAL_TLS, CERTIFICATE, PRIVATE_KEY),
+)
 
 
 def has_grpc_tls(flags: Sequence[str]) -> bool:
@@ -29,6 +35,11 @@ def check_flags(flags: Sequence[str]) -> None:
 
     Triton itself would say little: that its port is in use, or all of its options.
     """
+    for flag in flags:
+        given = flag.partition("=")[0]
+        whole = next((name for name in GUARDED if name.startswith(given)), given)
+        if given.startswith("--") and given not in GUARDED and whole != given:
+            raise StartError(f"{given} is short for {whole}, which must be written in full")
     for name in (HTTP, GRPC_TLS, GRPC_MUTUAL_TLS):
         for value in flag_values(flags, name):
             if value.lower() not in (*ON, *OFF):

@@ -60,3 +60,10 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(certificate: Path
 def test_options_with_which_a_start_would_fail_later_are_refused(flags: list[str], said: str) -> None:
     with pytest.raises(StartError, match=said):
         check_flags(flags)
+
+
+def test_a_short_form_of_an_option_that_decides_who_may_call_is_refused() -> None:
+    for flag in ("--http-addr=0.0.0.0", "--cache-conf=local,size=1", "--allow-sage=1"):
+        with pytest.raises(StartError, match="must be written in full"):
+            check_flags([flag])
+    check_flags(["--http-address=127.0.0.1", "--grpc-use-ssl=0", "--log-verbose=1", "-x"])
