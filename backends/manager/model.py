@@ -45,7 +45,7 @@ class TritonPythonModel:
             stage.start()
         else:
             stage, name, events = (
-                ManageStage(self._service.handle, self._service.admit),
+                ManageStage(self._service.handle, self._service.admit, self._service.note_unread),
                 "manager",
                 "Manage requests by outcome",
             )

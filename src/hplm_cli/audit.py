@@ -23,7 +23,8 @@ def audit(
 ) -> None:
     """Show the audit log of manage requests, newest first: when, whose key, its role, what, and the outcome.
 
-    Entries are kept for 90 days, and at most 200,000 of them. Equal requests that change nothing are counted in `times`.
+    Entries are kept for 90 days, of changes and of other requests only the newest. Equal requests that change nothing are
+    counted in `times`.
 
     Examples:
 

@@ -14,7 +14,7 @@ from hplm.core import wire
 from hplm.errors import ForbiddenError, HplmError, InternalError, UnknownJobError
 from hplm.manage import requests
 from hplm.manage.audit_log import AuditLog
-from hplm.manage.rights import RIGHTS, is_change, subject_of, uses_paths
+from hplm.manage.rights import RIGHTS, bases_of, is_change, subject_of, uses_paths
 from hplm.registry.access import audit
 from hplm.registry.records import PLAN
 
@@ -83,7 +83,7 @@ class ManageAccess:
         try:
             found = self._ring.holder(key)
         except ForbiddenError as error:
-            self._log.note(None, None, audit.REFUSED_ACTION, "", error.code, at_once=False)
+            self._log.note(None, None, audit.REFUSED_ACTION, "", error.code, is_change=False)
             raise
         return Caller(found.id, found.role, found.tenant)
 
@@ -102,19 +102,35 @@ class ManageAccess:
             outcome = error.code
             raise
         finally:
-            at_once = outcome == "ok" and is_change(note.action)
             if note.subject != PROBED or caller not in (ANYONE, SERVER_CALLER):
-                self._log.note(caller.key_id, caller.role, note.action, note.subject, outcome, at_once=at_once)
+                # Without the subject, which a refused caller chooses freely, a flood of refused requests is one entry.
+                subject = "" if outcome == ForbiddenError.code else note.subject
+                changed = outcome == "ok" and is_change(note.action)
+                self._log.note(caller.key_id, caller.role, note.action, subject, outcome, is_change=changed)
+
+    def note_unread(self, caller: Caller, error: HplmError) -> None:
+        """Note a request that was refused before it was read, though its key is valid."""
+        if caller != SERVER_CALLER:
+            self._log.note(caller.key_id, caller.role, Note.action, Note.subject, error.code, is_change=False)
 
     def check(self, caller: Caller, note: Note, action: str, request: requests.ManageRequest) -> None:
         """Write the request into its note. Raises ForbiddenError if the caller's key does not allow the request."""
         note.action, note.subject = action, subject_of(request)
         if caller.role is None or caller == LOCAL:
             return
-        # A tenant does not choose files of the server, which may be those of other tenants.
-        is_foreign = caller.tenant is not None and uses_paths(request)
+        # A tenant chooses neither files of the server nor domains: both may be those of other tenants.
+        is_foreign = caller.tenant is not None and (uses_paths(request) or getattr(request, "domain", None) is not None)
         if is_foreign or not allows(caller.role, caller.tenant, RIGHTS[action], getattr(request, "tenant", None)):
             raise ForbiddenError(REFUSED_ACTION)
+
+
+def check_bases(caller: Caller, request: requests.ManageRequest, is_on: Callable[[str], bool]) -> None:
+    """Raise ForbiddenError if a tenant's key names a base that its tenant is not on: `is_on` tells.
+
+    `is_on` is not called for an operator's key.
+    """
+    if caller.tenant is not None and not all(map(is_on, bases_of(request))):
+        raise ForbiddenError(REFUSED_ACTION)
 
 
 def check_job(caller: Caller, subject: Callable[[], str]) -> None:

@@ -9,6 +9,8 @@ READ, MANAGE, ADMIN = Right("read"), Right("manage"), Right("admin")
 # A tenant's manage key may send these requests about its own tenant, its own jobs, and uploads whose ids it knows.
 TENANT_READS, TENANT_MANAGES = Right("read", by_tenant=True), Right("manage", by_tenant=True)
 WATCH = "job.watch"
+# Values of `teacher` that name no base.
+TEACHERS = ("auto", "full")
 RIGHTS: dict[str, Right] = {
     "tenant.create": MANAGE,
     "tenant.update": TENANT_MANAGES,
@@ -42,11 +44,22 @@ RIGHTS: dict[str, Right] = {
 }
 
 
+# Actions that change what is served, queued or allowed. An upload changes nothing until a change names it.
+_CHANGES = frozenset(
+    action
+    for action, right in RIGHTS.items()
+    if right.role != "read" and not action.startswith("upload.") and action not in ("key.list", "audit.list")
+)
+# The changes that only operators make, and the changes that a tenant's key may make too.
+CHANGES = (
+    frozenset(action for action in _CHANGES if not RIGHTS[action].by_tenant),
+    frozenset(action for action in _CHANGES if RIGHTS[action].by_tenant),
+)
+
+
 def is_change(action: str) -> bool:
-    """Return whether an action changes what is served, queued or allowed. Pieces of uploads change nothing by themselves."""
-    return (
-        action in RIGHTS and RIGHTS[action].role != "read" and action not in ("upload.chunk", "key.list", "audit.list")
-    )
+    """Return whether an action changes what is served, queued or allowed."""
+    return action in _CHANGES
 
 
 def subject_of(request: requests.ManageRequest) -> str:
@@ -55,6 +68,13 @@ def subject_of(request: requests.ManageRequest) -> str:
         if (name := getattr(request, kind, None)) is not None:
             return f"{kind}:{name}"
     return ""
+
+
+def bases_of(request: requests.ManageRequest) -> set[str]:
+    """Return the bases that a request names: its own, its levels, and the teacher of its students."""
+    students = getattr(request, "students", None)
+    named = {getattr(request, "base", None), None if students is None else students.teacher}
+    return {*named, *(getattr(request, "levels", None) or ())} - {None, *TEACHERS}
 
 
 def uses_paths(request: requests.ManageRequest) -> bool:

@@ -19,6 +19,7 @@ from hplm.errors import (
     CorpusTooSmallError,
     DataError,
     DomainInUseError,
+    HplmError,
     QueueFullError,
     RegistryError,
     UnknownDomainError,
@@ -27,7 +28,7 @@ from hplm.errors import (
     from_stored,
 )
 from hplm.manage import cascades, keys, requests, students, views
-from hplm.manage.access import ANYONE, Caller, ManageAccess, check_job
+from hplm.manage.access import ANYONE, Caller, ManageAccess, check_bases, check_job
 from hplm.manage.audit_log import AuditLog
 from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
@@ -95,9 +96,14 @@ class ManageService:
         with self._access.noting(caller) as note:
             action, request = parse_request(raw, self.REQUESTS)
             self._access.check(caller, note, action, request)
+            check_bases(caller, request, lambda base: self._is_on(caller, base))
             if isinstance(request, requests.OfJob):
                 check_job(caller, lambda: self._registry.job(request.job).subject)
             return {"ok": True, **self.ACTIONS[action][1](self, request)}
+
+    def note_unread(self, caller: Caller, error: HplmError) -> None:
+        """Note in the audit log a request of an admitted caller that was refused before it was read."""
+        self._access.note_unread(caller, error)
 
     def watched(self, raw: bytes, caller: Caller) -> str:
         """Return the id of the job that a request to watch names. Raises HplmError to refuse it.
@@ -141,6 +147,11 @@ class ManageService:
     def _uploads(self) -> Uploads:
         return Uploads(self._store, self._registry)
 
+    def _is_on(self, caller: Caller, base: str) -> bool:
+        """Return whether the tenant of a key has a version over a base."""
+        assert caller.tenant is not None
+        return self._registry.find_tenant(caller.tenant, base) is not None
+
     def _base(self, named: str | None) -> tuple[str, ManagedBase]:
         """Return the base that a request names, by default the default base, and its settings.
 
@@ -150,7 +161,7 @@ class ManageService:
         base = named or settings.base
         if (managed := settings.managed.get(base)) is None:
             raise BadManageRequestError(
-                f"this server does not serve base {base!r}; it serves {', '.join(settings.managed)}"
+                f"this server does not serve base {base!r}: `hplm base list` names those that it serves"
             )
         return base, managed
 

@@ -10,6 +10,7 @@ from hplm.core.settings import ManagerSettings
 from hplm.errors import ArtifactError, BadManageRequestError
 from hplm.manage.request_parts import given
 from hplm.manage.requests import FineTune
+from hplm.manage.rights import TEACHERS
 from hplm.models.base_folder import read as read_base
 from hplm.registry.records import TenantVersion
 from hplm.store.layout import Store
@@ -73,10 +74,10 @@ def of_students(options: Mapping[str, Any], store: Store, settings: ManagerSetti
     trunks = trunks_of(store, settings.managed)
     teachers = {base: asdict(managed) for base, managed in settings.managed.items() if base not in trunks}
     asked = options.get("teacher", "auto")
-    if asked not in ("auto", "full") and asked not in teachers:
-        names = ", ".join(teachers) or "none"
+    if asked not in TEACHERS and asked not in teachers:
         raise BadManageRequestError(
-            f"`teacher` must be auto, full, or one of the server's bases ({names}), got {asked!r}"
+            "`teacher` must be auto, full, or one of the server's bases (`hplm base list` names them) that is no trunk, "
+            f"got {asked!r}"
         )
     if not teachers:
         raise BadManageRequestError(
@@ -94,4 +95,4 @@ def _is_trunk(store: Store, base: str) -> bool:
 
 
 def _instead(trunks: Collection[str]) -> str:
-    return f": this server serves {', '.join(trunks)}" if trunks else ": this server serves no trunk"
+    return ": `hplm base list` names the trunks" if trunks else ": this server serves no trunk"

@@ -34,6 +34,7 @@ class AdmittedCall(NamedTuple):
 
 Handle = Callable[[bytes, Caller], dict[str, Any]]
 Admit = Callable[[bytes], Caller]
+NoteUnread = Callable[[Caller, HplmError], None]
 ManageRequest = Request[ManageCall, bytes]
 AdmittedRequest = Request[AdmittedCall, bytes]
 # Seconds that `stop` waits for requests under way. A request that hangs, as on a dead file system, must not keep the server.
@@ -64,11 +65,12 @@ class _OpenLane(NamedTuple):
 class ManageStage:
     """Answers every request exactly once: with what `handle` returns, or with its error.
 
-    `admit` checks the key of a request before anything else looks at the request.
+    `admit` checks the key of a request before anything else looks at the request. `note_unread` hears of each request that
+    is refused after that and before `handle` gets it.
     """
 
-    def __init__(self, handle: Handle, admit: Admit, lanes: Sequence[Lane] = LANES) -> None:
-        self._handle, self._admit = handle, admit
+    def __init__(self, handle: Handle, admit: Admit, note_unread: NoteUnread, lanes: Sequence[Lane] = LANES) -> None:
+        self._handle, self._admit, self._note_unread = handle, admit, note_unread
         # The thread that takes a request out of this set answers it.
         self._unanswered: set[AdmittedRequest] = set()
         self._stopping = False
@@ -111,16 +113,16 @@ class ManageStage:
         if lane is None:
             most = self._lanes[-1].most_bytes
             text = f"a manage request has at most {most:,} bytes, this one {size_bytes:,}; files go in chunks"
-            self._answer(request, BadManageRequestError(text))
+            self._refuse(request, BadManageRequestError(text))
         elif not lane.room.acquire(blocking=False):
-            self._answer(request, QueueFullError("too many manage requests wait; try again later"))
+            self._refuse(request, QueueFullError("too many manage requests wait; try again later"))
         else:
             with self._submitting:
                 if is_taken := not self._stopping:
                     self._unanswered.add(request)
                     lane.waiting.put(request)
             if not is_taken:
-                self._answer(request, STOPPING)
+                self._refuse(request, STOPPING)
 
     def count_refused(self, error: HplmError) -> None:
         """Count a request that was refused before it could be submitted."""
@@ -141,16 +143,26 @@ class ManageStage:
 
     def _serve(self, lane: _OpenLane) -> None:
         while (request := lane.waiting.get()) is not None:
-            if self._stopping:
-                answer: bytes | HplmError = STOPPING
-            elif request.is_cancelled():
-                answer = CancelledError("the client has gone; nothing was done")
-            else:
+            answer: bytes | HplmError
+            if (error := self._why_not(request)) is None:
                 answer = answered(self._handle, request.item)
+            else:
+                self._note_unread(request.item.caller, error)
+                answer = error
             # Before the answer leaves: a client that sends its next request on it must find room.
             lane.room.release()
             self._answer_once(request, answer)
             del request, answer  # a thread that only waits must keep no request in memory
+
+    def _why_not(self, request: AdmittedRequest) -> HplmError | None:
+        """Return why a request that has waited is not answered any more, None if it is."""
+        if self._stopping:
+            return STOPPING
+        return CancelledError("the client has gone; nothing was done") if request.is_cancelled() else None
+
+    def _refuse(self, request: AdmittedRequest, error: HplmError) -> None:
+        self._note_unread(request.item.caller, error)
+        self._answer(request, error)
 
     def _answer_once(self, request: AdmittedRequest, answer: bytes | HplmError) -> None:
         try:

@@ -51,6 +51,8 @@ class WatchedJobs(Protocol):
 
     def admit(self, key: bytes) -> Caller: ...
 
+    def note_unread(self, caller: Caller, error: HplmError) -> None: ...
+
     def watched(self, raw: bytes, caller: Caller) -> str: ...
 
     def job_state(self, job_id: str) -> dict[str, Any]: ...
@@ -96,7 +98,9 @@ class WatchStage:
             caller = self._jobs.admit(request.item.key)
             if len(request.item.raw) > MOST_BYTES:
                 # The request is parsed in this thread, and all other watches wait for that.
-                raise BadManageRequestError(f"a watch names a job, in {MOST_BYTES:,} bytes at most")
+                error = BadManageRequestError(f"a watch names a job, in {MOST_BYTES:,} bytes at most")
+                self._jobs.note_unread(caller, error)
+                raise error
             job = self._jobs.watched(request.item.raw, caller)
             with self._changed:
                 if self._stopping:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, not_, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, not_, or_, select
 
 from hplm.registry.database import RegistryPart
 from hplm.registry.schema import audit
 
 # Seconds for which an entry is kept: 90 days.
 KEEP_S = 90 * 86_400.0
-# Most entries. Refused requests without a valid key have a bound of their own, so that they cannot push out other entries.
-MOST_ENTRIES = 200_000
+# Most entries of each class of changes that succeeded, of other requests, and of refused requests without a valid key. No
+# class pushes out entries of another: whoever asks without end must not empty the log of changes.
+MOST_CHANGES = 200_000
+MOST_OTHERS = 50_000
 MOST_REFUSED = 10_000
 # The action of a request that was refused before it was read, because its key was not valid.
 REFUSED_ACTION = "-"
@@ -59,13 +61,27 @@ class Audit(RegistryPart):
         with self._database.reading() as connection:
             return [AuditEntry(**row._mapping) for row in connection.execute(query)]
 
-    def trim_audit(self, now_s: float, *, most_entries: int = MOST_ENTRIES, most_refused: int = MOST_REFUSED) -> None:
-        """Forget entries older than `KEEP_S`, and the oldest beyond the bounds."""
+    def trim_audit(
+        self,
+        now_s: float,
+        changes: Sequence[Collection[str]],
+        *,
+        most_changes: int = MOST_CHANGES,
+        most_others: int = MOST_OTHERS,
+        most_refused: int = MOST_REFUSED,
+    ) -> None:
+        """Forget entries older than `KEEP_S`, and the oldest beyond the bounds.
+
+        Each of `changes` is a class of changes, given by its actions.
+        """
+        is_change = [and_(audit.c.outcome == "ok", audit.c.action.in_(actions)) for actions in changes]
         is_refused = and_(audit.c.action == REFUSED_ACTION, audit.c.key.is_(None))
         with self._database.writing() as connection:
             connection.execute(delete(audit).where(audit.c.at_s < now_s - KEEP_S))
+            for which in is_change:
+                _keep_newest(connection, which, most_changes)
             _keep_newest(connection, is_refused, most_refused)
-            _keep_newest(connection, not_(is_refused), most_entries)
+            _keep_newest(connection, not_(or_(is_refused, *is_change)), most_others)
 
 
 def _keep_newest(connection: Connection, which: ColumnElement[bool], most: int) -> None:

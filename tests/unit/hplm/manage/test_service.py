@@ -100,7 +100,7 @@ def test_an_update_stays_on_its_tenants_domain_and_a_create_needs_a_new_name(
         ask(service, "tenant.create", tenant="acme", data=data)
     with pytest.raises(UnknownTenantError):
         ask(service, "tenant.update", tenant="other", data=data)
-    with pytest.raises(BadManageRequestError, match="does not serve base 'other'; it serves tiny"):
+    with pytest.raises(BadManageRequestError, match="does not serve base 'other': `hplm base list`"):
         ask(service, "tenant.update", tenant="acme", data=data, base="other")
     with pytest.raises(UnknownDomainError):
         ask(service, "tenant.create", tenant="other", domain="nowhere", data=data)
@@ -201,7 +201,7 @@ def test_a_base_that_the_server_does_not_serve_is_refused_with_those_that_it_ser
             lambda: ask(service, "domain.delete", domain="root", base="third"),
             lambda: ask(service, "domain.list", base="third"),
         ):
-            with pytest.raises(BadManageRequestError, match="does not serve base 'third'; it serves tiny, second"):
+            with pytest.raises(BadManageRequestError, match="does not serve base 'third'"):
                 request()
     assert not registry.jobs()
 
@@ -213,7 +213,7 @@ def test_a_base_is_known_as_soon_as_it_is_in_the_settings_file(
     path = tmp_path / "settings.json"
     path.write_text(json.dumps(making.SETTINGS))
     with closing(ManageService(store, CurrentSettings(path))) as service:
-        with pytest.raises(BadManageRequestError, match=r"it serves tiny$"):
+        with pytest.raises(BadManageRequestError, match="does not serve base 'second'"):
             create_tenant(service, "acme", base="second")
         path.write_text(json.dumps(making.SETTINGS | {"bases": SECOND}))
         create_tenant(service, "acme", base="second")
@@ -223,7 +223,7 @@ def test_a_base_is_known_as_soon_as_it_is_in_the_settings_file(
         path.write_text("{")
         create_tenant(service, "yet-another", base="second")
         path.write_text(json.dumps(making.SETTINGS))
-        with pytest.raises(BadManageRequestError, match=r"it serves tiny$"):
+        with pytest.raises(BadManageRequestError, match="does not serve base 'second'"):
             create_tenant(service, "new", base="second")
 
 

@@ -214,7 +214,7 @@ def test_requests_that_make_no_students_are_refused_at_once(service: ManageServi
     before = len(registry.jobs())
     for action, wrong, why in (
         ("tenant.create", {"tenant": "new", "base": "tiny", "students": {}}, "'tiny' is no trunk"),
-        ("tenant.create", {"tenant": "new", "students": {"teacher": "trunk"}}, r"one of the server's bases \(tiny\)"),
+        ("tenant.create", {"tenant": "new", "students": {"teacher": "trunk"}}, "one of the server's bases"),
         ("tenant.create", {"tenant": "new", "students": {"most": 17}}, "most must be 1 to 16"),
         ("tenant.create", {"tenant": "new", "students": {"form": "mine"}}, "form"),
         ("tenant.students", {"levels": ["trunk", "tiny"]}, "are for a cascade"),

@@ -46,11 +46,15 @@ class Service:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.is_at_gate = threading.Event()
+        self.unread: list[tuple[str | None, str]] = []
 
     def admit(self, key: bytes) -> Caller:
         if key == b"wrong":
             raise errors.ForbiddenError("no")
         return Caller(key.decode())
+
+    def note_unread(self, caller: Caller, error: HplmError) -> None:
+        self.unread.append((caller.key_id, error.code))
 
     def handle(self, raw: bytes, caller: Caller) -> dict[str, Any]:
         if raw == b"who":
@@ -78,7 +82,7 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def stage(service: Service) -> Iterator[ManageStage]:
-    made = ManageStage(service.handle, service.admit, LANES)
+    made = ManageStage(service.handle, service.admit, service.note_unread, LANES)
     yield made
     service.gate.set()
     made.stop()
@@ -180,7 +184,7 @@ def test_answers_are_counted_by_outcome(stage: ManageStage) -> None:
 
 
 def test_text_that_is_no_utf8_travels_in_an_answer(service: Service) -> None:
-    stage, answers = ManageStage(service.handle, service.admit, LANES), Answers()
+    stage, answers = ManageStage(service.handle, service.admit, service.note_unread, LANES), Answers()
     stage.submit(Request(ManageCall(b"half"), client=CallbackClient(answers)))
     (answer,) = answers.wait(1)
     assert isinstance(answer, bytes)
@@ -215,3 +219,18 @@ def test_the_stage_runs_until_it_is_stopped(stage: ManageStage) -> None:
     assert stage.is_running
     stage.stop()
     assert not stage.is_running
+
+
+def test_a_request_that_is_refused_with_a_valid_key_before_it_is_read_is_noted(
+    stage: ManageStage, service: Service
+) -> None:
+    for raw in (b"x" * 2000, *[LARGE] * (LANES[1].capacity + 1)):
+        stage.submit(Request(ManageCall(raw, b"k"), client=CallbackClient(Answers(), never)))
+    assert service.unread == [("k", "BAD_MANAGE_REQUEST"), ("k", "QUEUE_FULL")]
+    service.gate.set()
+    stage.stop()
+    stage.submit(Request(ManageCall(b"late", b"k"), client=CallbackClient(Answers(), never)))
+    assert service.unread[-1] == ("k", "STOPPING")
+    service.unread.clear()
+    stage.submit(Request(ManageCall(b"late", b"wrong"), client=CallbackClient(Answers(), never)))
+    assert not service.unread

@@ -28,12 +28,16 @@ class Jobs:
         self.job: dict[str, Any] = dict.fromkeys(("step", "eta_s", "error", "result"))
         self.job |= {"state": "queued", "progress": 0.0, "subject": "tenant:acme"}
         self.error: HplmError | None = None
+        self.unread: list[tuple[Caller, str]] = []
         self.asked = 0
 
     def admit(self, key: bytes) -> Caller:
         if key == b"wrong":
             raise errors.ForbiddenError("no")
         return Caller(key.decode(), "manage", key.decode()) if key else ANYONE
+
+    def note_unread(self, caller: Caller, error: HplmError) -> None:
+        self.unread.append((caller, error.code))
 
     def watched(self, raw: bytes, caller: Caller) -> str:
         _, request = parse_request(raw, {WATCH: OfJob})
@@ -138,10 +142,11 @@ def test_a_watch_is_closed_in_time_with_the_state_of_then(jobs: Jobs, stage: Wat
     assert stage.waiting == 0
 
 
-def test_what_is_far_too_long_is_not_read(stage: WatchStage) -> None:
+def test_what_is_far_too_long_is_noted_and_not_read(stage: WatchStage, jobs: Jobs) -> None:
     client = Watching(stage, b"[" * 2000)
     assert [type(error) for error in client.errors] == [BadManageRequestError]
     assert "1,024 bytes at most" in str(client.errors[0])
+    assert jobs.unread == [(ANYONE, "BAD_MANAGE_REQUEST")]
     assert client.lasts == [True]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hplm.registry.access.audit import KEEP_S, AuditEntry
 from hplm.registry.registry import Registry
 from tests.unit.hplm.registry.making import NOW_S
+
+CHANGES = ({"key.create"}, {"tenant.delete", "tenant.update"})
 
 
 def entry(number: int, key: str | None = "k", action: str = "tenant.delete", at_s: float = NOW_S) -> AuditEntry:
@@ -34,14 +38,22 @@ def test_entries_are_listed_by_pages_by_key_and_by_subject(registry: Registry) -
 
 def test_entries_are_kept_for_a_set_time(registry: Registry) -> None:
     registry.add_audit([entry(0, at_s=NOW_S), entry(1, at_s=NOW_S + 2)])
-    registry.trim_audit(NOW_S + KEEP_S + 1)
+    registry.trim_audit(NOW_S + KEEP_S + 1, CHANGES)
     assert subjects(registry) == ["tenant:t1"]
 
 
 def test_the_log_is_bounded_and_refused_requests_push_out_nothing_else(registry: Registry) -> None:
+    refused = replace(entry(50), outcome="FORBIDDEN", subject="refused")
+    registry.add_audit([entry(30 + number, action="key.create") for number in range(4)])
     registry.add_audit([entry(number) for number in range(4)])
+    registry.add_audit([refused] * 20)
+    registry.add_audit([entry(number, action="tenant.show") for number in range(40, 60)])
     registry.add_audit([entry(number, key=None, action="-") for number in range(10, 20)])
-    registry.trim_audit(NOW_S, most_entries=3, most_refused=2)
-    assert subjects(registry) == ["tenant:t19", "tenant:t18", "tenant:t3", "tenant:t2", "tenant:t1"]
-    registry.trim_audit(NOW_S, most_entries=3, most_refused=2)
-    assert len(registry.audit()) == 5
+    for _ in range(2):
+        registry.trim_audit(NOW_S, CHANGES, most_changes=3, most_others=1, most_refused=2)
+        assert subjects(registry) == [
+            *("tenant:t19", "tenant:t18"),
+            "tenant:t59",
+            *("tenant:t3", "tenant:t2", "tenant:t1"),
+            *("tenant:t33", "tenant:t32", "tenant:t31"),
+        ]
