@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.access.limit_book import LimitBook
-from hplm.errors import CancelledError, ConfigError, HplmError, QuotaError, RequestError
+from hplm.errors import BadInputError, CancelledError, ConfigError, HplmError, QuotaError, RequestError
 from hplm.quotas.limits import NOTHING, Limits, Use
 from hplm.quotas.quota_file import QuotaFile, is_in_use
 from hplm.runtime.process import SHARED_MEMORY, numbered
@@ -24,15 +25,39 @@ FILE_VARIABLE = "HPLM_QUOTA_FILE"
 PREFIX = "hplm-quotas-"
 # Seconds after its making during which a file without users is left, because its server may be about to start.
 YOUNG_S = 600.0
+# A charge as one of our models writes it to another.
+_CHARGE = re.compile(r"([0-9]{1,6})(r?)", re.ASCII)
 # In English text. Tokens are charged by this estimate, because the number of tokens is known only after tokenising.
 BYTES_PER_TOKEN = 4
 
 
 class TextCost(NamedTuple):
-    """One text of a request: its tenant, and the bytes of its parts."""
+    """One text of a request: its tenant, and its tokens by an estimate."""
 
     tenant: str
-    texts: Sequence[bytes]
+    tokens: int
+
+
+class Charge(NamedTuple):
+    """The tokens that a quota was charged for a text before the text was tokenised.
+
+    `is_repeated`: the text may have been tokenised, and the charge corrected, in a call that failed for another text.
+    """
+
+    tokens: int
+    is_repeated: bool = False
+
+    @classmethod
+    def parse(cls, written: str) -> Charge:
+        """Return the charge that `str` has written. Raises BadInputError."""
+        if (found := _CHARGE.fullmatch(written)) is None:
+            raise BadInputError(
+                "the parameter of requests among the server's models is malformed; clients must not set it"
+            )
+        return cls(int(found[1]), bool(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.tokens}{'r' * self.is_repeated}"
 
 
 class _Share(NamedTuple):
@@ -127,17 +152,20 @@ class Quotas:
             shares.append(_Share(tenant, limits, Use(1.0, tokens)))
         return Held(self._file, shares, self._clock) if shares else None
 
-    def correct(self, tenant: str, charged: int, tokens: int) -> None:
-        """Charge the tokens of a text that was tokenised in place of the estimate that was `charged`."""
+    def correct(self, tenant: str, charge: Charge, tokens: int) -> None:
+        """Charge the tokens of a text that was tokenised in place of `charge`. A repeated charge gives nothing back."""
         if (limits := self._book.of(tenant)) is None or limits.tokens_per_s is None:
             return
-        if difference := tokens - charged:
+        difference = tokens - charge.tokens
+        if charge.is_repeated:
+            difference = max(0, difference)
+        if difference:
             self._file.spend(tenant, limits, Use(0.0, difference), self._clock())
 
 
-def estimated_tokens(texts: Sequence[bytes]) -> int:
-    """Return an estimate of the tokens of a text or pair, from its bytes."""
-    return sum(len(part) // BYTES_PER_TOKEN + 1 for part in texts) + 1
+def estimated_tokens(texts: Sequence[bytes], most: int) -> int:
+    """Return an estimate of the tokens of a text or pair, from its bytes. Texts are cut at `most` tokens."""
+    return min(most, sum(len(part) // BYTES_PER_TOKEN + 1 for part in texts) + 1)
 
 
 def open_quotas(store: Store, server: int) -> Quotas:
@@ -163,5 +191,5 @@ def remove_dead_files(folder: Path) -> None:
 def _tokens_by_tenant(texts: Sequence[TextCost]) -> Mapping[str, int]:
     tokens: dict[str, int] = {}
     for text in texts:
-        tokens[text.tenant] = tokens.get(text.tenant, 0) + estimated_tokens(text.texts)
+        tokens[text.tenant] = tokens.get(text.tenant, 0) + text.tokens
     return tokens

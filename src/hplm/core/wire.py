@@ -53,7 +53,8 @@ REQUEST_META = "REQUEST_META"
 # UINT8 [70], optional: the proof of one of the server's stages that it has checked the key, see `hplm.access.gate`.
 PROOF = "PROOF"
 
-# The parameter of requests that one of our models sends to another. Triton hands it on to the steps of an ensemble.
+# The parameter of requests that one of our models sends to another. Triton hands it on to the steps of an ensemble. Its value
+# says what was charged for each text, see `hplm.access.quotas.Charge`, with commas between.
 INNER = "hplm_inner"
 # The name of a parameter with which `hplm serve` marks its own questions, see `hplm.access.gate.SERVER`. If the server needs no
 # keys, any client may set it; else the proof counts.

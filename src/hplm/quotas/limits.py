@@ -23,12 +23,12 @@ class Limits:
     @property
     def requests(self) -> Rate | None:
         """The quota of requests."""
-        return None if self.requests_per_s is None else rate_of(self.requests_per_s, 1.0)
+        return None if self.requests_per_s is None else rate_of(self.requests_per_s)
 
     @property
     def tokens(self) -> Rate | None:
         """The quota of tokens."""
-        return None if self.tokens_per_s is None else rate_of(self.tokens_per_s, 1.0)
+        return None if self.tokens_per_s is None else rate_of(self.tokens_per_s)
 
     @property
     def is_none(self) -> bool:

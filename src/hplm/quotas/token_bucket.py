@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# Seconds of a quota that may be used at once, and that a server leases at once.
+# Seconds of a quota that gather beside LEAST units: time in which nobody asks, or no server settles, is lost only after that.
 LEASE_S = 0.1
+# Units that must be there for a use. A larger use leaves less than nothing, which the quota then makes up for.
+LEAST = 1.0
 
 
 class Rate(NamedTuple):
@@ -16,15 +18,18 @@ class Rate(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """The rest of a quota at a time. `level` is below zero after a use that was larger than the capacity."""
+    """The rest of a quota at a time. `level` is below zero after a use that was larger than the rest."""
 
     level: float
     at_s: float
 
 
-def rate_of(per_s: float, least: float = 0.0) -> Rate:
-    """Return the quota of `per_s` units a second. At least `least` units gather, so that the smallest use passes."""
-    return Rate(per_s, max(least, LEASE_S * per_s))
+def rate_of(per_s: float) -> Rate:
+    """Return the quota of `per_s` units a second. LEAST units gather however small it is, so that each use passes in time.
+
+    If no more than LEAST gathered, a full bucket would lose all the time until the next use.
+    """
+    return Rate(per_s, LEAST + LEASE_S * per_s)
 
 
 def full(rate: Rate, now_s: float) -> Bucket:
@@ -41,10 +46,10 @@ def refilled(bucket: Bucket, rate: Rate, now_s: float) -> Bucket:
 def wait_s(level: float, rate: Rate, cost: float) -> float:
     """Return the seconds until `cost` may be used, 0 if it may be now.
 
-    A use larger than the capacity may begin when the bucket is full. The level is then below zero until the quota has
-    made up for it, so that the average never exceeds the quota.
+    A use larger than LEAST may begin when LEAST is there. The level is then below zero until the quota has made up for it,
+    so that the average never exceeds the quota.
     """
-    return max(0.0, min(cost, rate.capacity) - level) / rate.per_s
+    return max(0.0, min(cost, LEAST) - level) / rate.per_s
 
 
 class Settled(NamedTuple):

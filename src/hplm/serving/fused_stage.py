@@ -148,7 +148,7 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
                     text = missing[index].text
                     if not isinstance(answer, LookupAnswer) or text.key_id == SERVER:
                         continue
-                    self.quotas.correct(text.tenant.name, text.charged, len(answer.tokens))
+                    self.quotas.correct(text.tenant.name, text.charge, len(answer.tokens))
                     if self._meter is not None:
                         tenant = text.tenant.name.encode()
                         self._meter.note_part(tenant, "look_up", time.monotonic() - begun_s)

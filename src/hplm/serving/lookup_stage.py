@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hplm.access.gate import NO_PROOF, SERVER
-from hplm.access.quotas import estimated_tokens
+from hplm.access.quotas import Charge, estimated_tokens
 from hplm.adapters.bank import TenantBank
 from hplm.adapters.host_cache import HostCache
 from hplm.adapters.tenant import TenantCard
@@ -46,7 +46,7 @@ from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import ONE_STUDENT, Batch, Budget, StudentRange
 from hplm.serving.backlog_file import BacklogFile
 from hplm.serving.batch_loop import Results
-from hplm.serving.request import Request
+from hplm.serving.request import NOT_CHARGED, Request
 from hplm.serving.stage import Admission, Admitted, Load, Stage, Times
 from hplm.store.layout import Store
 
@@ -73,10 +73,8 @@ class LookupAnswer:
 
 @dataclass(frozen=True)
 class LookupItem:
-    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id` and `is_inner` as in
-    Request.
-
-    `charged`: the estimate that the tenant's quota of tokens was charged, which knows no maximum.
+    """A request for a batch: its tenant is known and its domain is open. `tokens` is an estimate; `key_id`, `is_inner` and
+    `charge` as in Request.
     """
 
     tenant: ServedTenant
@@ -87,8 +85,8 @@ class LookupItem:
     waits_for_others: bool
     students: StudentRange = ONE_STUDENT
     key_id: str = ""
-    charged: int = 0
     is_inner: bool = False
+    charge: Charge = NOT_CHARGED
 
 
 class TextLookup:
@@ -164,8 +162,7 @@ class TextLookup:
             domain = yield Load(partial(self.domains.fetch, tenant.lineage), tenant.name)
         text = check_text_count(text, card.texts)
         students = students_of(tenant, card.students)
-        estimate = estimated_tokens(raw)
-        tokens = min(estimate, self._max_tokens)
+        tokens = estimated_tokens(raw, self._max_tokens)
         waits_for_others = request.client.waits_for_others
         if self._downstream.would_be_late(
             tenant.name,
@@ -184,8 +181,8 @@ class TextLookup:
             waits_for_others,
             students,
             request.key_id,
-            estimate,
             request.is_inner,
+            request.charge,
         )
 
     def look_up(self, items: Sequence[LookupItem]) -> Results[LookupAnswer]:
@@ -309,7 +306,7 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         if item.key_id != SERVER:
             if self._meter is not None:
                 self._meter.note_tokens(item.tenant.name.encode(), len(answer.features))
-            self.quotas.correct(item.tenant.name, item.charged, len(answer.features))
+            self.quotas.correct(item.tenant.name, item.charge, len(answer.features))
         tokens = len(answer.features) * item.students.least
         self._downstream.passed(item.tenant.name, tokens, item.arrived_s, now_s)
         # An answer that waits for other texts must not keep the hidden states of its whole batch in memory.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from hplm.access.gate import SERVER
+from hplm.access.quotas import Charge
 from hplm.errors import HplmError
 from hplm.runtime.rate_limited_log import log_rate_limited
 
@@ -37,6 +38,7 @@ class Client(Generic[Answer]):
         raise NotImplementedError
 
 
+NOT_CHARGED = Charge(0)
 # The client of a request that is not submitted yet.
 NOBODY: Client[Any] = Client()
 
@@ -48,7 +50,8 @@ class Request(Generic[Item, Answer]):
     `tenant` as the client wrote it. `deadline_s`: seconds from arrival to answer, None for the default in the stage's
     settings. `arrived_s`: when the request reached the server, by the monotonic clock. `key_id`: the public id of the key that
     the stage's gate has accepted, empty if the server needs no keys. `received_s`: when this stage read the request.
-    `is_inner`: another model of this server asks, which counts the request for its tenant.
+    `is_inner`: another model of this server asks, which counts the request for its tenant. `charge`: what the tenant's quota
+    of tokens was charged for the text, and the look-up corrects.
     """
 
     item: Item
@@ -59,6 +62,7 @@ class Request(Generic[Item, Answer]):
     key_id: str = ""
     received_s: float = field(default_factory=time.monotonic)
     is_inner: bool = False
+    charge: Charge = NOT_CHARGED
 
     @property
     def counted_for(self) -> bytes:
@@ -76,6 +80,7 @@ class Request(Generic[Item, Answer]):
             self.key_id,
             self.received_s,
             self.is_inner,
+            self.charge,
         )
 
     def reply(self, answer: Answer | HplmError, *, is_last: bool = True) -> None:

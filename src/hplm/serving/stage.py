@@ -203,6 +203,11 @@ class Stage(ABC, Generic[Input, Item, Answer]):
         self._tracer.close()
 
     @property
+    def most_tokens(self) -> int:
+        """How many tokens of a text the base reads. Longer texts are cut."""
+        return self._base.config.max_tokens
+
+    @property
     def is_running(self) -> bool:
         """Whether the stage answers requests: it is started, and the server is not about to end."""
         return self._batch_loop.is_running

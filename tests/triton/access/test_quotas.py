@@ -17,7 +17,7 @@ from hplm.access.quota_keeper import QuotaKeeper
 from hplm.core import wire
 from hplm.errors import QuotaError
 from hplm.quotas.limits import Limits
-from hplm.quotas.token_bucket import LEASE_S
+from hplm.quotas.token_bucket import rate_of
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
@@ -97,7 +97,7 @@ async def race(
 def test_racing_clients_get_no_more_than_the_quota(served: Served, model: str) -> None:
     with served.limited(TENANT, Limits(requests_per_s=RATE)):
         answered, refused, took_s = asyncio.run(race(served.server.ports.grpc_url, model, TENANT, 2.5))
-    assert answered <= RATE * took_s + max(1.0, RATE * LEASE_S)
+    assert answered <= RATE * took_s + rate_of(RATE).capacity
     assert answered >= 0.5 * RATE * 2.5
     assert refused
     assert all(error.wait_s is not None and 0 < error.wait_s <= 1.0 for error in refused)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +29,15 @@ from hplm_loadtest.workloads.tenants import UniformTenants
 from rich.progress import Progress
 
 from hplm import errors
+from hplm.access.quotas import file_of
 from hplm.adapters.tenant import Tenant
 from hplm.cascade.plan import CascadePlan
 from hplm.core import wire
 from hplm.core.text import TextOrPair
 from hplm.errors import HplmError
+from hplm.quotas.limits import Limits
+from hplm.quotas.quota_file import QuotaFile
+from hplm.registry.registry import Registry
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
@@ -103,6 +107,25 @@ def requests_of(cascades: Cascades) -> list[tuple[str, TextOrPair]]:
 
 def arguments(tenant: str, text: TextOrPair) -> tuple[str, ...]:
     return (tenant, text) if isinstance(text, str) else (tenant, *text)
+
+
+def test_a_text_is_charged_the_tokens_of_each_level_that_it_goes_to(served: Served, client: Client) -> None:
+    # The estimate for all these letters is far more than there are tokens.
+    text, count = f"the red cat {' ' * 60} sings", 5
+    store = served.making.store
+    with closing(Registry.open(store)) as registry:
+        registry.set_limits("sure", Limits(tokens_per_s=1e6))
+        time.sleep(0.6)  # two polls of each stage
+        try:
+            answers = [client.predict("sure", text) for _ in range(count)]
+        finally:
+            registry.set_limits("sure", Limits())
+    assert {answer.level for answer in answers} == {"tiny"}
+    tokens = sum(len(served.making.bases[base].load_text_encoder().encode([text])[0].ids) for base in ("small", "tiny"))
+    pattern = file_of(store, "*")
+    (path,) = pattern.parent.glob(pattern.name)
+    with closing(QuotaFile(path)) as file:
+        assert file.marked()["sure"].tokens == count * tokens
 
 
 def reroutes(served: Served, requests: list[tuple[str, ...]]) -> list[int]:

@@ -64,12 +64,13 @@ class QuotaLoad:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """The tenant of each group, its key, and the texts with their tokens."""
+    """The tenant of each group, its key, the texts with their tokens, and how many tokens of a text are read."""
 
     tenants: Mapping[str, str]
     keys: Mapping[str, str]
     texts: Sequence[str]
     tokens: Sequence[int]
+    most_tokens: int
 
 
 def access_quotas(
@@ -145,8 +146,9 @@ def _traffic(repository: KeyedRepository, texts: Sequence[str], load: QuotaLoad)
     )
     for group, limited in zip(groups, (*limits, *limits), strict=True):
         repository.limit(tenants[group], limited)
-    encoded = read_repository(repository.models).base.load_text_encoder().encode(list(texts))
-    return _Traffic(tenants, repository.add_keys(list(tenants.values())), texts, [len(text.ids) for text in encoded])
+    base = read_repository(repository.models).base
+    tokens = [len(text.ids) for text in base.load_text_encoder().encode(list(texts))]
+    return _Traffic(tenants, repository.add_keys(list(tenants.values())), texts, tokens, base.config.max_tokens)
 
 
 def _scenario(
@@ -223,7 +225,7 @@ def _below(traffic: _Traffic, http: Sequence[str], grpc: Sequence[str], load: Qu
 
 def _most_tokens(traffic: _Traffic, text: int) -> int:
     """Return what a text costs at most: its tokens, or the estimate by which it is admitted."""
-    return max(traffic.tokens[text], estimated_tokens([traffic.texts[text].encode()]))
+    return max(traffic.tokens[text], estimated_tokens([traffic.texts[text].encode()], traffic.most_tokens))
 
 
 def _share(count: int, number: int, of: int) -> int:
@@ -252,7 +254,7 @@ def _rows(
             before = [one for one in requests if one[0].sent_s < stopped_s]
             parts = [before, requests[len(before) :]]
         found = Used(*map(sum, zip(*map(used, parts), strict=True)))
-        lease, error = rate_of(per_s, 1.0).capacity, found.error(per_s)
+        lease, error = rate_of(per_s).capacity, found.error(per_s)
         quota = per_s * (found.most_s if error > 0 else found.least_s)
         admitted = [request for request, is_admitted in requests if is_admitted]
         rows.append(
@@ -282,7 +284,7 @@ def _rows(
         }
     )
     wrong = {
-        BELOW[name]: wrongly_refused(_decided(by_group[BELOW[name]], [amount]), rate_of(load.rates[name], 1.0))
+        BELOW[name]: wrongly_refused(_decided(by_group[BELOW[name]], [amount]), rate_of(load.rates[name]))
         for name, amount in ((REQUESTS, 1.0), (TOKENS, float(_most_tokens(traffic, 0))))
     }
     name = BELOW[AT_ONCE]

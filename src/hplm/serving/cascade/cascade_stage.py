@@ -85,7 +85,15 @@ class CascadeStage(RoutingStage[CascadeSettings]):
             raise UnknownTenantError(f"there is no tenant {tenant.name!r}")
         client = _PlainClient(request, tenant.base, self.finish)
         route.submit(
-            Request(request.item, request.tenant, request.deadline_s, request.arrived_s, client, request.key_id),
+            Request(
+                request.item,
+                request.tenant,
+                request.deadline_s,
+                request.arrived_s,
+                client,
+                request.key_id,
+                charge=request.charge,
+            ),
             tenant.name,
         )
 

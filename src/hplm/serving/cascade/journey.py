@@ -19,7 +19,7 @@ from hplm.serving.cascade.answers import CascadeAnswer, combined
 from hplm.serving.cascade.cascade_counts import CascadeCounts
 from hplm.serving.cascade.deadline_timer import Alarm, DeadlineTimer
 from hplm.serving.cascade.recent_times import RecentTimes
-from hplm.serving.request import Client, Request
+from hplm.serving.request import NOT_CHARGED, Client, Request
 from hplm.serving.routing.call_tensors import RouteAnswer, RouteInput
 from hplm.serving.routing.model_route import LATE, ModelRoute, RouteRequest
 
@@ -180,7 +180,11 @@ class Journey(LevelClient):
         # The answers of several levels are weighted by their logits. A tagging's would fill up those of all texts of a call.
         item = RouteInput(self._texts, request.item.with_logits or plan.is_weighted, sent)
         self._sent_s = time.monotonic()
-        route: RouteRequest = Request(item, request.tenant, deadline_s, request.arrived_s, self, request.key_id)
+        # The first level corrects what the cascade has charged. A further level has charged nothing yet.
+        charge = NOT_CHARGED if place else request.charge
+        route: RouteRequest = Request(
+            item, request.tenant, deadline_s, request.arrived_s, self, request.key_id, charge=charge
+        )
         self._routes[place].submit(route, self._tenant)
 
     def _without_next(self, why: str, error: HplmError) -> CascadeAnswer | HplmError:

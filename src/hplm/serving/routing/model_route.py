@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from hplm.access.quotas import Charge
 from hplm.errors import CancelledError, DeadlineError, HplmError, InternalError, QueueFullError, StoppingError
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.gathering import GatheredText, GatherLimits, GatherQueue
@@ -21,9 +22,9 @@ from hplm.serving.request import Request
 from hplm.serving.routing.call_tensors import RouteAnswer, RouteInput, Tensors, call_answers, call_inputs, output_names
 from hplm.serving.routing.failed_call import judge
 
-# Inputs by name, the names of outputs, and the seconds until the answer is due (None for the model's default) -> outputs.
-# Raises an HplmError.
-CallModel = Callable[[Mapping[str, npt.NDArray[Any]], Sequence[str], float | None], Tensors]
+# Inputs by name, the names of outputs, the seconds until the answer is due (None for the model's default), and what each text
+# was charged -> outputs. Raises an HplmError.
+CallModel = Callable[[Mapping[str, npt.NDArray[Any]], Sequence[str], float | None, Sequence[Charge]], Tensors]
 RouteRequest = Request[RouteInput, RouteAnswer]
 # The id of a text's key and the text's tenant -> the proof for the model that the key was checked.
 Sign = Callable[[str, str], bytes]
@@ -204,7 +205,8 @@ class ModelRoute:
         sign = self._sign
         proofs = None if sign is None else [sign(entry.request.key_id, text.tenant) for text, entry in texts]
         inputs = call_inputs([(entry.request.item, entry.request.tenant) for _, entry in texts], proofs)
-        return call_answers(self._call(inputs, output_names(texts[0][1].request.item), left_s))
+        charges = [entry.request.charge for _, entry in texts]
+        return call_answers(self._call(inputs, output_names(texts[0][1].request.item), left_s, charges))
 
     def _sort_out(self, texts: Sequence[tuple[GatheredText, _Entry]], error: HplmError) -> None:
         """Refuse the texts that the error of a call is about, and queue the others once more; after that each alone."""
@@ -221,6 +223,9 @@ class ModelRoute:
         if not texts:
             return
         self._counts.add("retried", len(texts))
+        for _, entry in texts:
+            # The failed call may have corrected the charge of this text.
+            entry.request.charge = entry.request.charge._replace(is_repeated=True)
         with self._changed:
             if not (is_stopping := self._is_stopping):
                 self._entries |= {text.id: entry for text, entry in texts}

@@ -16,8 +16,9 @@ from hplm.access.gate import open_gate
 from hplm.access.quotas import open_quotas
 from hplm.core.names import check_name
 from hplm.core.settings import RouteSettings, load_settings
-from hplm.errors import ConfigError, HplmError, RegistryUnavailableError
+from hplm.errors import ArtifactError, ConfigError, HplmError, RegistryUnavailableError
 from hplm.metering.text_meter import TextMeter, open_meter
+from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.memory import freeze_garbage_collection
@@ -34,7 +35,7 @@ from hplm.serving.routing.model_route import STOPPING, ModelRoute
 from hplm.store.layout import Store
 
 # The name of a model, and the rest as `model_route.CallModel`.
-CallNamedModel = Callable[[str, Any, Any, float | None], Tensors]
+CallNamedModel = Callable[[str, Any, Any, float | None, Any], Tensors]
 Settings = TypeVar("Settings", bound=RouteSettings)
 # Seconds between two sweeps of the texts that wait.
 SWEEP_EVERY_S = 0.1
@@ -64,6 +65,7 @@ class RoutingStage(Generic[Settings]):
         self._stamp = _stamp(settings_path)
         store = Store((settings_path.parent / self._settings.store).resolve(), self._settings.registry)
         self._store = store
+        self.most_tokens = _most_tokens(store, self._settings)
         self._catalog = Catalog(store, None, on_forgotten=self.on_forgotten)
         self.gate = open_gate(store)
         self.quotas = open_quotas(store, SERVER)
@@ -205,8 +207,20 @@ class RoutingStage(Generic[Settings]):
             log_rate_limited(f"the bases stay as they are: {error}")
             return
         self._stamp = stamp
+        self.most_tokens = _most_tokens(self._store, settings)
         for routes, models in zip(self._routes, self.models_of(settings), strict=True):
             routes.follow(models)
+
+
+def _most_tokens(store: Store, settings: RouteSettings) -> int:
+    """Return how many tokens of a text any of the bases reads. A base that cannot be read answers no text either."""
+    found = [0]
+    for name in settings.models:
+        try:
+            found.append(base_folder.read(store.base(name), verify=False).config.max_tokens)
+        except (ArtifactError, ConfigError) as error:
+            log_rate_limited(f"how many tokens of a text base {name} reads is not known: {error}")
+    return max(found)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

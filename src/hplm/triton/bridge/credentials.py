@@ -9,6 +9,7 @@ from typing import Any
 from hplm.access.gate import SERVER, Credentials, Gate
 from hplm.access.key_ring import REFUSED
 from hplm.access.keys import HEADER, from_header
+from hplm.access.quotas import Charge
 from hplm.core import wire
 from hplm.errors import BadInputError, ConfigError, ForbiddenError
 from hplm.triton.bridge import translate
@@ -61,15 +62,20 @@ def _admitted(gate: Gate, request: Any, tenants: Sequence[bytes]) -> list[str]:
     return [SERVER] * len(tenants) if translate.is_probe(request) else gate.admit(tenants, Credentials())
 
 
-def is_inner(gate: Gate, request: Any, inputs: Inputs) -> bool:
-    """Return whether another model of this server asks, for a request that `admit` has admitted.
+def inner_charges(gate: Gate, request: Any, inputs: Inputs, count: int) -> list[Charge] | None:
+    """Return what another model of this server, which asks, has charged for each of `count` texts; None if a client asks.
 
-    With keys, raise ForbiddenError if a client claims it: only our models have proofs.
+    The request is one that `admit` has admitted. With keys, raise ForbiddenError if a client claims to be a model: only our
+    models have proofs. Raises BadInputError.
     """
-    claimed = translate.is_inner(request)
-    if claimed and gate.needs_keys and wire.PROOF not in inputs:
+    if not translate.is_inner(request):
+        return None
+    if gate.needs_keys and wire.PROOF not in inputs:
         raise ForbiddenError(REFUSED)
-    return claimed
+    charges = [Charge.parse(written) for written in str(_parameters(request).get(wire.INNER)).split(",")]
+    if len(charges) != count:
+        raise BadInputError(f"{len(charges)} texts were charged, and {count} came")
+    return charges
 
 
 def single_key(request: Any) -> bytes:
@@ -87,11 +93,15 @@ def header_of(request: Any) -> bytes:
     last value is the header's. Raises BadInputError for parameters that cannot be read.
     """
     value = ""
+    for name, given in _parameters(request).items():
+        if name.lower() == HEADER and isinstance(given, str):
+            value = given
+    return value.encode("utf-8", "replace")
+
+
+def _parameters(request: Any) -> dict[str, Any]:
     try:
         parameters: dict[str, Any] = json.loads(translate.parameters(request))
     except ValueError:
         raise BadInputError("the parameters of the request are not JSON") from None
-    for name, given in parameters.items():
-        if name.lower() == HEADER and isinstance(given, str):
-            value = given
-    return value.encode("utf-8", "replace")
+    return parameters

@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
+from hplm.access.quotas import Charge
 from hplm.core import wire
 from hplm.errors import (
     DeadlineError,
@@ -21,18 +22,22 @@ from hplm.errors import (
 
 
 def call_model(
-    model: str, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str], timeout_s: float | None
+    model: str,
+    inputs: Mapping[str, npt.NDArray[Any]],
+    outputs: Sequence[str],
+    timeout_s: float | None,
+    charges: Sequence[Charge],
 ) -> dict[str, npt.NDArray[Any]]:
     """Return outputs of a model by name. The calling thread waits for the answer, and other threads run meanwhile.
 
-    `timeout_s` is Triton's timeout of the request, None for none. Raises the HplmError that the model answers, or a
-    ServerError in place of a message of Triton itself.
+    `timeout_s` is Triton's timeout of the request, None for none. `charges`: what each text was charged.
+    Raises the HplmError that the model answers, or a ServerError in place of a message of Triton itself.
     """
     response = pb_utils.InferenceRequest(
         model_name=model,
         inputs=[pb_utils.Tensor(name, value) for name, value in inputs.items()],
         requested_output_names=list(outputs),
-        parameters={wire.INNER: "1"},
+        parameters={wire.INNER: ",".join(map(str, charges))},
         timeout=0 if timeout_s is None else max(1, round(timeout_s * 1e6)),
     ).exec()
     if response.has_error():

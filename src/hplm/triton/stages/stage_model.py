@@ -34,6 +34,9 @@ class AnyStage(Protocol):
     quotas: Quotas
 
     @property
+    def most_tokens(self) -> int: ...
+
+    @property
     def is_running(self) -> bool: ...
 
     @property

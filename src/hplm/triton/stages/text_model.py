@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hplm.access.gate import SERVER
-from hplm.access.quotas import Held, TextCost
+from hplm.access.quotas import Charge, Held, TextCost, estimated_tokens
 from hplm.core import wire
 from hplm.serving.request import Request
 from hplm.serving.triton_queue_time import TritonQueueTime
@@ -60,9 +60,9 @@ class TextModel(StageModel):
         """Take texts that a client sent. What another model of this server asks was taken there."""
         if texts[0].is_inner or texts[0].key_id == SERVER:
             return None
-        named = ((text.tenant.decode("utf-8", "replace"), text.item) for text in texts)
+        named = ((text.tenant.decode("utf-8", "replace"), text.charge.tokens) for text in texts)
         # An invented name must not take a record of the quotas.
-        costs = [TextCost(name, _parts(item)) for name, item in named if self.stage.has_tenant(name)]
+        costs = [TextCost(name, tokens) for name, tokens in named if self.stage.has_tenant(name)]
         return self.stage.quotas.take(costs)
 
     def read(self, request: Any) -> Sequence[Request[Any, Any]]:
@@ -71,13 +71,18 @@ class TextModel(StageModel):
         tenants = [tenant for (tenant,) in translate.texts(inputs, wire.TENANT)]
         # Before anything else is read: a request without its keys costs as little as possible.
         key_ids = credentials.admit(self.stage.gate, request, inputs, tenants)
-        is_inner = credentials.is_inner(self.stage.gate, request, inputs)
+        inner = credentials.inner_charges(self.stage.gate, request, inputs, len(tenants))
+        texts = translate.texts(inputs, wire.TEXT)
+        charges = [Charge(estimated_tokens(text, self.stage.most_tokens)) for text in texts] if inner is None else inner
         return [
-            Request(tuple(text), tenant, deadline_s, self._arrived_s, key_id=key_id, is_inner=is_inner)
-            for text, tenant, key_id in zip(translate.texts(inputs, wire.TEXT), tenants, key_ids, strict=True)
+            Request(
+                tuple(text),
+                tenant,
+                deadline_s,
+                self._arrived_s,
+                key_id=key_id,
+                is_inner=inner is not None,
+                charge=charge,
+            )
+            for text, tenant, key_id, charge in zip(texts, tenants, key_ids, charges, strict=True)
         ]
-
-
-def _parts(item: Any) -> Sequence[bytes]:
-    """Return the raw text or pair of a stage's item, which is the item itself or its `texts`."""
-    return item if type(item) is tuple else item.texts

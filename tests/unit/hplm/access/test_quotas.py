@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 
 from hplm.access.quota_keeper import JOINING_S, QuotaKeeper
-from hplm.access.quotas import Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
-from hplm.errors import CancelledError, EmptyTextError, HplmError, QueueFullError, QuotaError, UnknownTenantError
+from hplm.access.quotas import Charge, Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
+from hplm.errors import (
+    BadInputError,
+    CancelledError,
+    EmptyTextError,
+    HplmError,
+    QueueFullError,
+    QuotaError,
+    UnknownTenantError,
+)
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import QuotaFile
-from hplm.quotas.token_bucket import LEASE_S
+from hplm.quotas.token_bucket import LEASE_S, rate_of
 from hplm.registry.access.limits import ALIVE_S, DEFAULT
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -23,8 +31,9 @@ from tests.postgres import PostgresServer
 from tests.waiting import until
 
 TEXT = [b"one short text"]
-FILMS, NEWS = TextCost("films", TEXT), TextCost("news", TEXT)
-ESTIMATE = estimated_tokens(TEXT)
+MOST_TOKENS = 256
+ESTIMATE = estimated_tokens(TEXT, MOST_TOKENS)
+FILMS, NEWS = TextCost("films", ESTIMATE), TextCost("news", ESTIMATE)
 
 
 class ManualClock:
@@ -82,10 +91,10 @@ def test_a_request_over_the_quota_is_told_how_long_to_wait(
 ) -> None:
     limit(quotas, registry, "films", requests_per_s=2.0)
     assert quotas.take([FILMS, FILMS]) is not None
-    with pytest.raises(QuotaError, match=r"requests/s is used up; try again in 0\.500 s") as refused:
+    with pytest.raises(QuotaError, match=r"requests/s is used up; try again in 0\.400 s") as refused:
         quotas.take([FILMS])
-    assert refused.value.wait_s == 0.5
-    clock.now_s += 0.5
+    assert refused.value.wait_s == pytest.approx(0.4)
+    clock.now_s += 0.401
     assert quotas.take([FILMS]) is not None
 
 
@@ -117,12 +126,60 @@ def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(
 
 
 def test_tokens_are_charged_by_an_estimate_and_corrected(quotas: Quotas, registry: Registry) -> None:
-    limit(quotas, registry, "films", tokens_per_s=10.0 * ESTIMATE / LEASE_S / 10)
+    limit(quotas, registry, "films", tokens_per_s=0.5 * ESTIMATE / LEASE_S)
     assert quotas.take([FILMS]) is not None
     with pytest.raises(QuotaError, match="tokens/s"):
         quotas.take([FILMS])
-    quotas.correct("films", ESTIMATE, 0)
+    quotas.correct("films", Charge(ESTIMATE), 0)
     assert quotas.take([FILMS]) is not None
+
+
+def spent_tokens(quotas: Quotas) -> float:
+    return quotas._file.marked()["films"].tokens
+
+
+def test_each_level_of_a_cascade_is_charged_what_it_tokenised(quotas: Quotas, registry: Registry) -> None:
+    limit(quotas, registry, "films", tokens_per_s=10.0)
+    quotas.take([TextCost("films", 200)])
+    quotas.correct("films", Charge(200), 60)
+    quotas.correct("films", Charge(0), 50)
+    assert spent_tokens(quotas) == 60 + 50
+
+
+@pytest.mark.parametrize(("tokens", "charged"), [(60, 60), (250, 300)])
+def test_a_text_that_is_tokenised_again_gives_no_further_credit(
+    quotas: Quotas, registry: Registry, tokens: int, charged: int
+) -> None:
+    limit(quotas, registry, "films", tokens_per_s=10.0)
+    quotas.take([TextCost("films", 200)])
+    quotas.correct("films", Charge(200), tokens)
+    quotas.correct("films", Charge(200, is_repeated=True), tokens)
+    assert spent_tokens(quotas) == charged
+
+
+def test_a_text_whose_first_call_failed_before_it_was_tokenised_is_charged_no_less_than_its_tokens(
+    quotas: Quotas, registry: Registry
+) -> None:
+    limit(quotas, registry, "films", tokens_per_s=10.0)
+    quotas.take([TextCost("films", 20)])
+    quotas.correct("films", Charge(20, is_repeated=True), 80)
+    assert spent_tokens(quotas) == 80
+
+
+def test_an_estimate_is_never_more_than_a_base_reads() -> None:
+    assert estimated_tokens([b"x" * 400], MOST_TOKENS) == 102
+    assert estimated_tokens([b"x" * 1_000_000, b"y"], MOST_TOKENS) == MOST_TOKENS
+
+
+@pytest.mark.parametrize("charge", [Charge(0), Charge(256), Charge(7, is_repeated=True)])
+def test_a_model_reads_what_another_has_charged(charge: Charge) -> None:
+    assert Charge.parse(str(charge)) == charge
+
+
+@pytest.mark.parametrize("written", ["", "-5", "1e3", "7rr", "None", "1234567", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_a_malformed_charge_is_refused(written: str) -> None:
+    with pytest.raises(BadInputError):
+        Charge.parse(written)
 
 
 def test_a_request_is_under_way_until_it_ends_also_where_it_was_handed_on(quotas: Quotas, registry: Registry) -> None:
@@ -185,7 +242,7 @@ def test_two_servers_together_keep_to_a_quota(store: Store, registry: Registry) 
             for place, stage in enumerate(stages):
                 used[place] += use(stage)
             time.sleep(0.002)
-    lease = 200.0 * LEASE_S
+    lease = rate_of(200.0).capacity
     assert sum(used) <= 200.0 * passed_s + 2 * lease
     assert sum(used) >= 100.0 * passed_s
     assert used[0] + used[2] > 0
@@ -208,7 +265,7 @@ def test_two_servers_keep_to_the_first_limit_of_a_registry_from_the_start(store:
             used += sum(map(use, stages))
             time.sleep(0.002)
     # What the account and both servers may hold at the start.
-    assert used <= 200.0 * passed_s + 3 * 200.0 * LEASE_S
+    assert used <= 200.0 * passed_s + 3 * rate_of(200.0).capacity
 
 
 def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: Store, registry: Registry) -> None:
@@ -223,6 +280,20 @@ def test_a_tenant_below_its_quota_is_never_refused_by_one_of_two_servers(store: 
         for pause_s in (0.0, 0.5, 0.8, 0.4, 1.2):
             time.sleep(pause_s)
             assert stage.take([FILMS]) is not None
+
+
+def test_a_tenant_below_its_quota_is_refused_by_neither_of_two_servers(store: Store, registry: Registry) -> None:
+    registry.set_limits("films", Limits(requests_per_s=10.0))
+    with ExitStack() as stack:
+        keepers = [QuotaKeeper(store) for _ in range(2)]
+        for keeper in keepers:
+            stack.callback(keeper.stop)
+            keeper.start()
+        stages = [stack.enter_context(closing(Quotas(store, keeper.path))) for keeper in keepers]
+        time.sleep(1.2)
+        for number in range(20):
+            assert stages[number % 2].take([FILMS]) is not None
+            time.sleep(0.125)
 
 
 def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registry) -> None:
@@ -243,10 +314,10 @@ def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registr
 
 def test_a_lost_servers_lease_comes_back(registry: Registry) -> None:
     limits = {"films": Limits(requests_per_s=20.0)}
-    assert registry.settle_quotas("lost", {"films": Use()}, limits)["films"].requests == 2.0
+    assert registry.settle_quotas("lost", {"films": Use()}, limits)["films"].requests == 3.0
     assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests < 1.0
     registry.end_server("lost")
-    assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests == 2.0
+    assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests == 3.0
     assert set(registry.leased_quotas("films")) == {"other"}
 
 

@@ -204,7 +204,7 @@ def test_a_lease_counts_what_was_taken_while_it_was_asked_for(file: QuotaFile) -
 def test_a_correction_is_charged_and_a_refund_is_given_back(file: QuotaFile) -> None:
     limits = Limits(tokens_per_s=100.0)
     assert file.take("acme", limits, 4.0, 1.0) is None
-    file.spend("acme", limits, Use(0.0, 6.0), 1.0)
+    file.spend("acme", limits, Use(0.0, 7.0), 1.0)
     assert file.take("acme", limits, 1.0, 1.0) is not None
     file.end("acme", limits, 1.0, Use(1.0, 10.0))
     assert file.take("acme", limits, 10.0, 1.0) is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hplm.quotas.token_bucket import (
     LEASE_S,
+    LEAST,
     Bucket,
     Rate,
     full,
@@ -21,7 +22,7 @@ from hplm.quotas.token_bucket import (
 
 # Numbers with few binary digits, so that floats are exact.
 NUMBERS = st.integers(1, 400).map(lambda number: number / 16)
-RATES = st.builds(Rate, st.sampled_from([0.5, 1.0, 4.0, 32.0, 256.0]), NUMBERS)
+RATES = st.builds(Rate, st.sampled_from([0.5, 1.0, 4.0, 32.0, 256.0]), NUMBERS.map(lambda number: LEAST + number))
 # Seconds since the last use, and the cost.
 USES = st.lists(st.tuples(st.integers(0, 64).map(lambda ticks: ticks / 32), NUMBERS), max_size=40)
 
@@ -29,9 +30,9 @@ USES = st.lists(st.tuples(st.integers(0, 64).map(lambda ticks: ticks / 32), NUMB
 def may_use(uses: list[tuple[float, float]], rate: Rate, now_s: float, cost: float) -> bool:
     """The slow twin: in every time up to now, the uses and this one are at most the capacity and what the time gives.
 
-    Of the last use, only what fits in a full bucket counts.
+    Of this one, only LEAST counts.
     """
-    asked = min(Fraction(cost), Fraction(rate.capacity))
+    asked = min(Fraction(cost), Fraction(LEAST))
     for begin in range(len(uses) + 1):
         since_s = Fraction(now_s) - Fraction(uses[begin][0] if begin < len(uses) else now_s)
         used = sum((Fraction(used) for _, used in uses[begin:]), Fraction(0))
@@ -76,8 +77,37 @@ def test_a_clock_that_is_set_back_gives_nothing() -> None:
 
 
 def test_the_least_use_passes_however_small_the_quota() -> None:
-    assert wait_s(rate_of(0.01, 1.0).capacity, rate_of(0.01, 1.0), 1.0) == 0
-    assert rate_of(500.0, 1.0).capacity == LEASE_S * 500
+    rate = rate_of(0.01)
+    assert wait_s(rate.capacity, rate, 1.0) == 0
+    assert rate_of(500.0).capacity == LEAST + LEASE_S * 500
+
+
+@given(
+    per_s=st.sampled_from([0.5, 4.0, 10.0, 200.0]),
+    cost=st.sampled_from([1.0, 7.0, 300.0]),
+    gaps=st.lists(st.integers(0, 100).map(lambda thousandths: thousandths / 1000), min_size=1, max_size=200),
+)
+def test_no_time_is_lost_if_somebody_asks_every_tenth_of_a_second(per_s: float, cost: float, gaps: list[float]) -> None:
+    rate = rate_of(per_s)
+    bucket, now_s, used = full(rate, 0.0), 0.0, 0.0
+    for gap_s in (0.0, *gaps):
+        now_s += gap_s
+        bucket = refilled(bucket, rate, now_s)
+        while wait_s(bucket.level, rate, cost) == 0:
+            bucket = bucket._replace(level=bucket.level - cost)
+            used += cost
+    assert rate.per_s * now_s + rate.capacity - LEAST - 1e-6 <= used <= rate.per_s * now_s + rate.capacity + cost
+
+
+@given(per_s=st.sampled_from([0.5, 4.0, 10.0, 200.0]), cost=st.sampled_from([1.0, 7.0, 300.0]))
+def test_uses_below_the_quota_are_never_refused(per_s: float, cost: float) -> None:
+    rate = rate_of(per_s)
+    bucket, now_s = full(rate, 0.0), 0.0
+    for _ in range(50):
+        bucket = refilled(bucket, rate, now_s)
+        assert wait_s(bucket.level, rate, cost) == 0
+        bucket = bucket._replace(level=bucket.level - cost)
+        now_s += 1.001 * cost / per_s
 
 
 # Of two servers: which one, what it spends of its lease as a share, whether it settles or is lost.

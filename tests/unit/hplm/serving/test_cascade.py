@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from hplm import errors
+from hplm.access.quotas import Charge
 from hplm.cascade.dispatch import DispatchInput
 from hplm.cascade.level_times import LEAST_TIMES
 from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
@@ -56,6 +57,7 @@ class Level:
         self.texts: list[tuple[bytes, ...]] = []
         self.dispatch: list[list[float]] = []
         self.outputs: list[list[str]] = []
+        self.charges: list[Charge] = []
         self.error: Exception | None = None
         self.free = threading.Event()
         self.free.set()
@@ -63,8 +65,11 @@ class Level:
             base, self._call, Counts(), calls=calls, capacity=capacity, gather_s=0.0, limits=GatherLimits()
         )
 
-    def _call(self, inputs: Mapping[str, Any], names: Sequence[str], timeout_s: float | None) -> Tensors:
+    def _call(
+        self, inputs: Mapping[str, Any], names: Sequence[str], timeout_s: float | None, charges: Sequence[Charge]
+    ) -> Tensors:
         rows = inputs[wire.TEXT].tolist()
+        self.charges += charges
         self.texts += map(tuple, rows)
         self.dispatch += inputs[wire.DISPATCH].tolist()
         self.outputs.append(list(names))
@@ -174,6 +179,12 @@ def test_a_text_below_the_cut_off_gets_the_weighted_answer_of_all_levels(cascade
     assert answer.answer.scores == pytest.approx([wanted[0]])
     assert answer.answer.logits is not None
     np.testing.assert_allclose(answer.answer.logits, np.log(wanted)[None], rtol=1e-5)
+
+
+def test_the_first_level_corrects_what_the_cascade_has_charged_and_no_further_level_does(cascade: Cascade) -> None:
+    small, large = cascade.level("small"), cascade.level("large")
+    cascade.ask("red 0.25", plan_of(*TWO), charge=Charge(9))
+    assert (small.charges, large.charges) == ([Charge(9)], [Charge(0)])
 
 
 def test_an_answer_has_the_students_of_the_level_that_answered_last(cascade: Cascade) -> None:

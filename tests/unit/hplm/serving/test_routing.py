@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from hplm import errors
+from hplm.access.quotas import Charge
 from hplm.core import wire
 from hplm.core.wire import LabelledSpan
 from hplm.registry.registry import Registry
@@ -107,15 +108,20 @@ class Route:
     def __init__(self, model: Model, calls: int = 1, **settings: Any) -> None:
         self.calls: list[list[bytes]] = []
         self.timeouts_s: list[float | None] = []
+        self.charges: list[list[Charge]] = []
         self.free = threading.Event()
         self.counts = Counts()
 
         def call(
-            inputs: Mapping[str, npt.NDArray[Any]], names: Sequence[str], timeout_s: float | None
+            inputs: Mapping[str, npt.NDArray[Any]],
+            names: Sequence[str],
+            timeout_s: float | None,
+            charges: Sequence[Charge],
         ) -> Mapping[str, npt.NDArray[Any]]:
             texts = [row[0] for row in inputs[wire.TEXT].tolist()]
             self.calls.append(texts)
             self.timeouts_s.append(timeout_s)
+            self.charges.append(list(charges))
             if texts == [b"first"]:
                 # Keeps the only thread busy, so that texts gather.
                 assert self.free.wait(60)
@@ -197,6 +203,17 @@ def test_bad_texts_of_a_call_get_their_own_errors_and_the_others_their_answers(r
     # Two calls fail, and then each text has a call of its own.
     assert [len(call) for call in route.calls] == [1, 6, 5, 1, 1, 1, 1]
     assert route.counts.read()["retried"] == 9
+
+
+def test_a_text_that_is_sent_once_more_is_charged_once_more_only_for_what_its_estimate_lacked(
+    routes: Callable[..., Route],
+) -> None:
+    route = routes(bad)
+    busy(route)
+    answers = [route.submit(text, charge=Charge(9)) for text in (b"bad", b"good")]
+    route.free.set()
+    assert label(answers[1]) == "good"
+    assert route.charges[1:] == [[Charge(9), Charge(9)], [Charge(9, is_repeated=True)]]
 
 
 def test_the_timeout_of_a_call_is_its_shortest_remaining_time_from_arrival(routes: Callable[..., Route]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hplm_loadtest.benchmarks.access.quota_error import Admitted, burst, used, wrongly_refused
 
-from hplm.quotas.token_bucket import rate_of
+from hplm.quotas.token_bucket import Rate
 
 # Ten requests a second, of which one may come at once.
-RATE = rate_of(10.0, 1.0)
+RATE = Rate(10.0, 1.0)
 
 
 def test_an_error_is_what_was_certainly_too_much_or_too_little() -> None:
