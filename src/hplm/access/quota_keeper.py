@@ -54,8 +54,10 @@ class QuotaKeeper:
         self._servers = 1
         # The last sign, and the first sign after a time without signs.
         self._announced_s = self._joined_s = -math.inf
-        # Of each tenant: all spending that is booked, and when the tenant last asked while its quotas are leased.
-        self._booked: dict[str, Use] = {}
+        # Of each tenant: all spending as last read, the part of it that the registry has yet to book, and when the tenant
+        # last asked while its quotas are leased.
+        self._totals: dict[str, Use] = {}
+        self._unbooked: dict[str, Use] = {}
         self._asked_s: dict[str, float] = {}
         # When the leases of such tenants were last settled.
         self._settled_s: dict[str, float] = {}
@@ -90,22 +92,44 @@ class QuotaKeeper:
         if self._book.is_empty and not self._asked_s:
             # A registry without limits is not written at all.
             return
-        now_s, asked = self._clock(), self._file.marked()
-        spent = {tenant: total.less(self._booked.get(tenant, NOTHING)) for tenant, total in asked.items()}
-        self._booked.update(asked)
+        now_s = self._clock()
+        self._read_spending()
         try:
             self._announce(now_s)
             is_sharing = self._servers > 1 or self._is_joining(now_s)
             if is_sharing:
-                self._asked_s.update(dict.fromkeys(spent, now_s))
-                for tenant, settled_s in self._settled_s.items():
-                    if now_s - settled_s >= FILL_EVERY_S:
-                        spent.setdefault(tenant, NOTHING)
-                self._settle(spent, now_s)
+                self._asked_s.update(dict.fromkeys(self._unbooked, now_s))
+                self._settle(now_s)
+            else:
+                # A server that is alone books nothing.
+                self._unbooked.clear()
             idle = [tenant for tenant, asked_s in self._asked_s.items() if now_s - asked_s > IDLE_S]
             self._give_back(idle if is_sharing else list(self._asked_s))
         except RegistryError as error:
+            self._bound_unbooked(now_s)
             log_rate_limited(f"quotas are not shared among servers now, each server limits by itself: {error.wire()}")
+
+    def _read_spending(self) -> None:
+        """Read what tenants have spent since the last step."""
+        for tenant, total in self._file.marked().items():
+            since = total.less(self._totals.get(tenant, NOTHING))
+            self._unbooked[tenant] = self._unbooked.get(tenant, NOTHING).plus(since)
+            self._totals[tenant] = total
+
+    def _bound_unbooked(self, now_s: float) -> None:
+        """Bound the spending that is booked later to the most that a lease holds, for tenants without a lease in force.
+
+        The stages limit such tenants by themselves. Booked in full, a long failure would leave tenants a debt as long.
+        """
+        for tenant, spent in list(self._unbooked.items()):
+            if now_s - self._settled_s.get(tenant, -math.inf) <= LEASED_S:
+                continue
+            if (limits := self._limits_of(tenant)) is None:
+                del self._unbooked[tenant]
+            else:
+                rates = limits.requests, limits.tokens
+                most = (0.0 if rate is None else rate.capacity for rate in rates)
+                self._unbooked[tenant] = Use(*map(min, spent, most))
 
     def _announce(self, now_s: float) -> None:
         """Give a sign that this server lives if it is time, and learn how many servers there are."""
@@ -121,14 +145,18 @@ class QuotaKeeper:
     def _is_joining(self, now_s: float) -> bool:
         return now_s - self._joined_s < JOINING_S
 
-    def _settle(self, spent: dict[str, Use], now_s: float) -> None:
+    def _settle(self, now_s: float) -> None:
+        """Book what was spent, and lease again."""
+        due = [tenant for tenant, settled_s in self._settled_s.items() if now_s - settled_s >= FILL_EVERY_S]
+        spent = {**dict.fromkeys(due, NOTHING), **self._unbooked}
         limits = {tenant: found for tenant in spent if (found := self._limits_of(tenant)) is not None}
-        if not limits:
-            return
-        leased = self._registry.settle_quotas(self.server, {tenant: spent[tenant] for tenant in limits}, limits)
+        leased: dict[str, Use] = {}
+        if limits:
+            leased = self._registry.settle_quotas(self.server, {tenant: spent[tenant] for tenant in limits}, limits)
+        self._unbooked.clear()
         until_s = self._clock() + LEASED_S
         for tenant, lease in leased.items():
-            self._file.lease(tenant, lease, self._booked.get(tenant, NOTHING), now_s, until_s)
+            self._file.lease(tenant, lease, self._totals.get(tenant, NOTHING), now_s, until_s)
             self._settled_s[tenant] = now_s
 
     def _give_back(self, tenants: list[str]) -> None:

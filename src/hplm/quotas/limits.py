@@ -42,6 +42,10 @@ class Use(NamedTuple):
     requests: float = 0.0
     tokens: float = 0.0
 
+    def plus(self, other: Use) -> Use:
+        """Return the sum."""
+        return Use(self.requests + other.requests, self.tokens + other.tokens)
+
     def less(self, other: Use) -> Use:
         """Return the difference."""
         return Use(self.requests - other.requests, self.tokens - other.tokens)

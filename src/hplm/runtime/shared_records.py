@@ -26,6 +26,8 @@ _HEADER = struct.Struct("=16sII")
 _MAGIC = b"hplm-records-1"
 # `struct flock` of a 64-bit Linux.
 _FLOCK = struct.Struct("hhqqi4x")
+# Bytes of records that are read at once when the whole table is searched.
+_READ_BYTES = 1 << 20
 # Seconds between two tries to take a lock. A lock is held for microseconds.
 RETRY_S = 0.0001
 # Seconds after which a lock counts as held by a stopped process. On a crowded machine a running process may keep a lock for
@@ -38,6 +40,9 @@ class SharedRecords:
 
     A record is found by its name. Names are never removed, so that a record's index never changes. A lock belongs to an open
     file, not to a process or a thread, and the system releases it when its holder dies, however it dies.
+
+    A record takes memory from its name on. Until then the file has a hole there, which may not be touched in `memory`: even
+    a read would allocate the page, and end the process if shared memory is full. So names are read and written by calls.
 
     Raises OSError if the file cannot be made or is another user's.
     """
@@ -95,11 +100,11 @@ class SharedRecords:
                 if not known:
                     at = self._at(index)
                     try:
-                        # Writing to a page that shared memory has no room for would end the process.
+                        # Users touch the record in `memory`, so its pages must be there.
                         os.posix_fallocate(self._file, at, self._stride)
+                        os.pwrite(self._file, raw, at)
                     except OSError:
                         return None
-                    self.memory[at : at + len(raw)] = raw
                 if known in (raw, b""):
                     self._indices[name] = index
                     return index
@@ -111,9 +116,12 @@ class SharedRecords:
 
     def used(self) -> Iterator[int]:
         """Yield the indices of all records that have a name. Goes through the whole table."""
-        for index in range(self.capacity):
-            if self.memory[self._at(index)]:
-                yield index
+        step = max(1, _READ_BYTES // self._stride)
+        for start in range(0, self.capacity, step):
+            records = os.pread(self._file, min(step, self.capacity - start) * self._stride, self._at(start))
+            for place, letter in enumerate(records[:: self._stride]):
+                if letter:
+                    yield start + place
 
     def name_of(self, index: int) -> str:
         """Return the name of a record."""
@@ -180,8 +188,7 @@ class SharedRecords:
             yield (first + step) % self.capacity
 
     def _name(self, index: int) -> bytes:
-        at = self._at(index)
-        return self.memory[at : at + NAME_BYTES].rstrip(b"\0")
+        return os.pread(self._file, NAME_BYTES, self._at(index)).rstrip(b"\0")
 
     def _at(self, index: int) -> int:
         return self._first + index * self._stride

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from hplm.access.quota_keeper import QuotaKeeper
 from hplm.core import wire
 from hplm.errors import QuotaError
+from hplm.metering.recent_counts import DAY, Counts, read_recent
 from hplm.quotas.limits import Limits
 from hplm.quotas.token_bucket import rate_of
 from hplm.registry.registry import Registry
@@ -159,6 +160,23 @@ def test_refusals_are_counted_for_the_tenant(served: Served) -> None:
     assert refused
     family = f'hplm_tenant_texts_total{{stage="plot",tenant="{TENANT}",outcome="quota"}}'
     until(lambda: metric_value(served.server, family) >= len(refused), 20)
+
+
+def test_invented_names_in_a_refused_request_are_not_counted_and_spoil_no_counts(served: Served) -> None:
+    place = Place(served.server, served.store, served.store.root.parent / "models")
+
+    def refused() -> int:
+        return read_recent(served.store.root, served.store.registry, TENANT)[DAY].refused
+
+    began = refused()
+    with served.limited(TENANT, Limits(requests_per_s=0.1)):
+        until(lambda: isinstance(ask(place, "grpc", wire.MODEL, texts([TENANT])), QuotaError))
+        until(lambda: refused() > began, 20)
+        for invented in ("n" * 100, "invented"):
+            before = refused()
+            assert isinstance(ask(place, "grpc", wire.MODEL, texts([TENANT, invented])), QuotaError)
+            until(lambda before=before: refused() > before, 20)
+    assert read_recent(served.store.root, served.store.registry, "invented")[DAY] == Counts()
 
 
 def test_the_command_sets_shows_and_removes_limits(served: Served) -> None:

@@ -6,11 +6,9 @@ Mounts a disk at DISK for the store, the models and Triton's log, fills it twice
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from hplm.store.layout import Store
 from hplm.triton.launcher.ports import Ports, free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import managed, tiny
+from tests.limits import full, mount
 from tests.managed import FAST, swapped
 from tests.waiting import until
 
@@ -34,22 +33,6 @@ TIMINGS = JobTimings(lease_s=1.0, renew_every_s=0.2, report_every_s=0.1)
 LONG = {"epochs": 300, "patience": 300, "learning_rates": [0.003]}
 LATER_S = 200_000.0
 TEXT = "the red cat runs to Paris"
-
-
-def mount(disk: Path, options: str, *, check: bool = True) -> bool:
-    """Whether it could be."""
-    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(disk)]
-    return subprocess.run(command, check=check).returncode == 0
-
-
-@contextmanager
-def full(disk: Path) -> Iterator[None]:
-    """Not a byte is left."""
-    with (disk / "fill").open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
-    yield
-    (disk / "fill").unlink()
 
 
 class Users:

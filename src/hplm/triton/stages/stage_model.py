@@ -143,7 +143,7 @@ class StageModel:
         except HplmError as error:
             self.stage.count_refused(error)
             for text in texts:
-                self._meter.note_answer(text.tenant, error, 0.0)
+                self._meter.note_answer(self._named(text.tenant), error, 0.0)
             raise
         if held is None:
             submit_texts(self.stage.submit, texts, client, self._note)
@@ -156,14 +156,20 @@ class StageModel:
 
     def _note(self, text: Request[Any, Any]) -> Callable[[object], None]:
         """Return what notes the one answer of a text. It keeps nothing else of the text in memory."""
-        meter, ends_texts = self._meter, self.ends_texts
+        meter, ends_texts, named = self._meter, self.ends_texts, self._named
         tenant, arrived_s, is_inner = text.counted_for, text.arrived_s, text.is_inner
 
         def note_answer(answer: object) -> None:
-            if ends_texts or isinstance(answer, HplmError):
-                meter.note_answer(tenant, answer, time.monotonic() - arrived_s, is_inner=is_inner)
+            is_error = isinstance(answer, HplmError)
+            if ends_texts or is_error:
+                known = named(tenant) if is_error else tenant
+                meter.note_answer(known, answer, time.monotonic() - arrived_s, is_inner=is_inner)
 
         return note_answer
+
+    def _named(self, tenant: bytes) -> bytes:
+        """Return a tenant's name, empty if there is no such tenant: an invented name must not take a record of the counts."""
+        return tenant if self.stage.has_tenant(tenant.decode("utf-8", "replace")) else b""
 
     def _count_refused(self, error: HplmError) -> None:
         self.stage.count_refused(error)

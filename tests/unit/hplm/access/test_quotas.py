@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from hplm.access.quota_keeper import JOINING_S, QuotaKeeper
 from hplm.access.quotas import Charge, Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
@@ -25,6 +26,7 @@ from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import QuotaFile
 from hplm.quotas.token_bucket import LEASE_S, rate_of
 from hplm.registry.access.limits import ALIVE_S, DEFAULT
+from hplm.registry.database import Database
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests.postgres import PostgresServer
@@ -310,6 +312,62 @@ def test_a_server_that_is_alone_writes_no_leases(store: Store, registry: Registr
     finally:
         keeper.start()
         keeper.stop()
+
+
+@contextmanager
+def unwritable(store: Store) -> Iterator[None]:
+    """Let transactions on leases fail as long as the block lasts."""
+    with closing(Database(store, writer=True)) as database:
+        with database.writing() as connection:
+            connection.execute(text("ALTER TABLE leases RENAME TO away"))
+        yield
+        with database.writing() as connection:
+            connection.execute(text("ALTER TABLE away RENAME TO leases"))
+
+
+@pytest.fixture
+def keeper(store: Store, registry: Registry, clock: ManualClock) -> Iterator[QuotaKeeper]:
+    """The keeper of one of two servers, which a test steps by itself."""
+    registry.announce_server("other")
+    opened = QuotaKeeper(store, clock=clock)
+    yield opened
+    opened.start()
+    opened.stop()
+
+
+def test_spending_is_booked_after_a_transaction_that_failed(
+    store: Store, registry: Registry, clock: ManualClock, keeper: QuotaKeeper
+) -> None:
+    limits = Limits(requests_per_s=0.01)
+    registry.set_limits("films", limits)
+    keeper._book.refresh()
+    with closing(Quotas(store, keeper.path, clock=clock)) as stage:
+        stage._book.refresh()
+        assert use(stage) == 1
+    with unwritable(store):
+        keeper.step()
+    keeper.step()
+    # Nothing is left in the account, which fills in 100 s.
+    assert registry.settle_quotas("other", {"films": Use()}, {"films": limits})["films"].requests < 0.5
+
+
+def test_a_long_failure_leaves_a_tenant_no_debt(
+    store: Store, registry: Registry, clock: ManualClock, keeper: QuotaKeeper
+) -> None:
+    limits = Limits(requests_per_s=1.0)
+    registry.set_limits("films", limits)
+    keeper._book.refresh()
+    with closing(Quotas(store, keeper.path, clock=clock)) as stage:
+        stage._book.refresh()
+        with unwritable(store):
+            for _ in range(200):
+                assert use(stage) == 1
+                keeper.step()
+                clock.now_s += 1.0
+        registry.announce_server("other")
+        keeper.step()
+    # A debt of all 200 requests would be paid back after 200 s.
+    until(lambda: registry.settle_quotas("other", {"films": Use()}, {"films": limits})["films"].requests > 0)
 
 
 def test_a_lost_servers_lease_comes_back(registry: Registry) -> None:

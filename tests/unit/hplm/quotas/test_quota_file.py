@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import HANDED_S, ON_THE_WAY_S, SEATS, QuotaFile
 from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
+from hplm.runtime.process import SHARED_MEMORY
 from tests.waiting import until
 
 FORK = multiprocessing.get_context("fork")
@@ -217,3 +219,11 @@ def test_there_may_be_more_processes_than_seats(path: Path) -> None:
     assert files[0].under_way("acme", 1.0) >= SEATS
     for each in files:
         each.close()
+
+
+def test_a_first_request_takes_little_shared_memory() -> None:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder, closing(QuotaFile(Path(folder) / "quotas")) as file:
+        before = (Path(folder) / "quotas").stat().st_blocks
+        assert file.take("acme", BUSY, 1.0, 1.0) is None
+        # In blocks of 512 bytes: two pages, if a record lies on both.
+        assert (Path(folder) / "quotas").stat().st_blocks - before <= 16

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hplm.runtime.shared_records import HEADER_BYTES, SharedRecords
+from tests.limits import run_with_mounts
 from tests.waiting import until
 
 FORK = multiprocessing.get_context("fork")
@@ -105,3 +106,14 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "records").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
         SharedRecords(tmp_path / "records", 8, 3)
+
+
+def test_records_with_a_name_are_found_in_a_table_of_any_size(tmp_path: Path) -> None:
+    with closing(SharedRecords(tmp_path / "records", 1000, 5000)) as records:
+        added = {records.find_or_add(f"t{number}") for number in range(50)}
+        assert set(records.used()) == added
+
+
+def test_full_shared_memory_ends_no_process(tmp_path: Path) -> None:
+    done = run_with_mounts("tests.unit.hplm.runtime.full_shared_memory", tmp_path / "disk", 60)
+    assert done.returncode == 0, done
