@@ -24,12 +24,13 @@ from sqlalchemy import insert
 from hplm import errors
 from hplm.core.settings import ManagerSettings
 from hplm.errors import HplmError, UnreachableError, from_wire
+from hplm.manage.access import ANYONE
 from hplm.manage.service import ManageService
 from hplm.registry import schema
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import expire_uploads
 from hplm.serving import request as requests
-from hplm.serving.manage_stage import ManageCall, answered
+from hplm.serving.manage_stage import AdmittedCall, Handle, ManageCall, answered
 from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
 
@@ -51,7 +52,7 @@ class WatchClient(requests.Client[bytes]):
 class InProcess:
     """A transport to a service in this process. Errors travel as text, as over Triton. `faults` are raised first."""
 
-    handle: Callable[[bytes], dict[str, object]]
+    handle: Handle
     watching: WatchStage
     streams: bool
     faults: list[HplmError] = field(default_factory=list)
@@ -61,7 +62,7 @@ class InProcess:
         if self.faults:
             raise self.faults.pop(0)
         self.asked.append(request)
-        return self._arrived(answered(self.handle, request))
+        return self._arrived(answered(self.handle, AdmittedCall(request, ANYONE)))
 
     def events(self, request: bytes) -> Iterator[bytes]:
         answers: SimpleQueue[tuple[bytes | HplmError, bool]] = SimpleQueue()
