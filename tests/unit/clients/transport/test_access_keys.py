@@ -133,7 +133,9 @@ def test_no_key_is_in_what_python_prints_of_a_client() -> None:
 
 
 @pytest.mark.parametrize("made", [Client, ManageClient])
-@pytest.mark.parametrize("wrong", ["", "secret", f"{KEY}\n", f"Bearer {KEY}"])
+@pytest.mark.parametrize(
+    "wrong", ["", "secret", f"{KEY}\n", f"Bearer {KEY}"], ids=["empty", "a word", "a line", "with its scheme"]
+)
 def test_a_text_that_is_no_key_is_refused_at_once_and_not_shown(made: Callable[..., object], wrong: str) -> None:
     with pytest.raises(ConfigError, match="the key has not the form hplm_ID_SECRET") as refused:
         made("http://127.0.0.1:1", key=wrong)
