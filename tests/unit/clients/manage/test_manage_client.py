@@ -24,7 +24,7 @@ from sqlalchemy import insert
 from hplm import errors
 from hplm.core.settings import ManagerSettings
 from hplm.errors import HplmError, UnreachableError, from_wire
-from hplm.manage.access import ANYONE
+from hplm.manage.access import ANYONE, Caller
 from hplm.manage.service import ManageService
 from hplm.registry import schema
 from hplm.registry.registry import Registry
@@ -226,8 +226,8 @@ def test_many_uploads_are_listed_page_by_page_even_if_the_last_of_a_page_is_drop
         connection.execute(insert(schema.uploads), rows)
     real_handle, sizes = transport.handle, []
 
-    def handle(raw: bytes) -> dict[str, object]:
-        answer: Any = real_handle(raw)
+    def handle(raw: bytes, caller: Caller) -> dict[str, object]:
+        answer: Any = real_handle(raw, caller)
         sizes.append(len(answer["uploads"]))
         if len(sizes) == 1:
             registry.drop_uploads(ids=[answer["uploads"][-1]["id"]])
@@ -250,8 +250,8 @@ def test_an_upload_whose_job_ends_between_two_pages_is_listed_once(
         connection.execute(insert(schema.uploads), rows)
     real_handle, pages = transport.handle, []
 
-    def handle(raw: bytes) -> dict[str, object]:
-        answer: Any = real_handle(raw)
+    def handle(raw: bytes, caller: Caller) -> dict[str, object]:
+        answer: Any = real_handle(raw, caller)
         pages.append(answer["uploads"])
         if len(pages) == 1:
             with registry._database.writing() as connection:
@@ -460,11 +460,11 @@ def test_a_server_that_stays_away_is_an_error_after_patience_s(manage: ManageCli
 
 
 def test_an_answer_that_is_none_is_an_error_and_no_traceback(transport: InProcess) -> None:
-    transport.handle = lambda raw: {"ok": True}
+    transport.handle = lambda raw, caller: {"ok": True}
     with ManageClient(transport=transport) as client:
         with pytest.raises(errors.InternalError, match="lacks 'tenant'"):
             client.show_tenant("acme")
-        transport.handle = lambda raw: {"ok": True, "job": {"state": "queued"}}
+        transport.handle = lambda raw, caller: {"ok": True, "job": {"state": "queued"}}
         with pytest.raises(errors.InternalError, match="no Job"):
             client.show_job("j1")
 
@@ -472,7 +472,7 @@ def test_an_answer_that_is_none_is_an_error_and_no_traceback(transport: InProces
 def test_a_dry_run_names_files_as_its_job_does(transport: InProcess, rows: Path) -> None:
     requests: list[dict[str, object]] = []
 
-    def handle(raw: bytes) -> dict[str, object]:
+    def handle(raw: bytes, caller: Caller) -> dict[str, object]:
         requests.append(json.loads(raw))
         return {"ok": True, "job": "j1", "plan": {"estimated_s": 1.0}}
 
@@ -498,10 +498,10 @@ def test_a_dry_run_returns_the_plan_that_a_worker_process_made(
     source = manage.upload(rows)
     real_handle = transport.handle
 
-    def handle(raw: bytes) -> dict[str, object]:
+    def handle(raw: bytes, caller: Caller) -> dict[str, object]:
         # The server did not wait long enough, so the plan is the job's result.
         if b"dry_run" not in raw:
-            return real_handle(raw)
+            return real_handle(raw, caller)
         job = registry.submit_job("tenant.create", "plan:tenant:acme", {"dry_run": True}, 1.0)
         registry.claim_job("w", 1.0, LEASE_S)
         registry.finish_job(job.id, "w", 2.0, result={"plan": {"examples": {"train": 40}, "estimated_s": 12.5}})
