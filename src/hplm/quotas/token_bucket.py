@@ -62,6 +62,9 @@ class Settled(NamedTuple):
 def settle(account: Bucket, rate: Rate, lease: float, spent: float, now_s: float) -> Settled:
     """Book what a server has `spent` since it last settled, and lease it what the account has, up to the rate's capacity.
 
+    LEAST units stay in the account for another server, unless this server has less: else the server that settles first could
+    fill its lease while another server refuses requests.
+
     `lease` is what the server held. A server may have spent more than that: before it had a lease, or in one large use. The
     account pays for it, below zero if need be, so that other servers wait.
     """
@@ -70,7 +73,8 @@ def settle(account: Bucket, rate: Rate, lease: float, spent: float, now_s: float
     # Below zero the account pays; above the capacity, after a correction, the account gets the rest back.
     kept = min(max(left, 0.0), rate.capacity)
     level += left - kept
-    granted = max(0.0, min(rate.capacity - kept, level))
+    needed = max(0.0, min(LEAST - kept, level))
+    granted = min(rate.capacity - kept, needed + max(0.0, level - needed - LEAST))
     return Settled(Bucket(min(level - granted, rate.capacity), max(now_s, account.at_s)), kept + granted)
 
 

@@ -68,7 +68,7 @@ def test_tenants_of_every_task_get_the_references_logits(server: TritonServer, m
 def test_the_encode_stage_takes_ids_alone_and_names_what_is_wrong_with_them(server: TritonServer) -> None:
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.ports.http}") as triton:
         named = {tensor["name"] for tensor in triton.get_model_metadata("hbert_upper")["inputs"]}
-        assert named == {"IDS", "TOKENS", "TENANT", "REQUEST_META", "DISPATCH"}
+        assert named == {"IDS", "TOKENS", "TENANT", "REQUEST_META", "DISPATCH", "PROOF"}
         values = {
             "IDS": np.full((1, 3, 2), 10**6, np.int32),
             "TOKENS": np.zeros((1, 3, 3), np.int32),

@@ -215,7 +215,7 @@ def test_route_measures_both_models_of_one_server(fleet: Path) -> None:
 
 def test_access_throughput_measures_a_server_with_keys_beside_a_server_without(fleet: Path) -> None:
     report = access_throughput(fleet, "pool", rounds=2, in_flight=16, seconds=0.5)
-    assert [row["server"] for row in report.rows] == ["without keys", "with keys"]
+    assert [row["server"] for row in report.rows] == ["without keys", "with keys and quotas"]
     assert all(row["requests_per_s"] > 0 and not row["unanswered"] for row in report.rows)
     assert {goal.id for goal in report.goals} == {"58-throughput", "58-unanswered"}
     # The keys are in a copy of the registry.

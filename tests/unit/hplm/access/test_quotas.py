@@ -372,10 +372,11 @@ def test_a_long_failure_leaves_a_tenant_no_debt(
 
 def test_a_lost_servers_lease_comes_back(registry: Registry) -> None:
     limits = {"films": Limits(requests_per_s=20.0)}
-    assert registry.settle_quotas("lost", {"films": Use()}, limits)["films"].requests == 3.0
-    assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests < 1.0
+    assert registry.settle_quotas("lost", {"films": Use()}, limits)["films"].requests == 2.0
+    # One of the three requests stays for a server that has none.
+    assert 1.0 <= registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests < 2.0
     registry.end_server("lost")
-    assert registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests == 3.0
+    assert 2.0 <= registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests <= 3.0
     assert set(registry.leased_quotas("films")) == {"other"}
 
 

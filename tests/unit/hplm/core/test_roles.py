@@ -56,7 +56,7 @@ def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() ->
         # The fused model takes DISPATCH, but needs it not.
         return [tensor.removesuffix(" optional: true") for tensor in tensors(folder)[1:]]
 
-    assert len(tensors("hbert")) == 10
+    assert len(tensors("hbert")) == 12
     assert tensors("hbert_whole") == tensors("hbert")
     assert tensors("hbert_dispatch_whole") == tensors("hbert_dispatch")
     assert but_the_name(fused_role().template) == but_the_name("hbert_dispatch")
