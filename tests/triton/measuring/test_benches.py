@@ -220,4 +220,4 @@ def test_access_throughput_measures_a_server_with_keys_beside_a_server_without(f
     assert {goal.id for goal in report.goals} == {"58-throughput", "58-unanswered"}
     # The keys are in a copy of the registry.
     with closing(Registry.open(Store(fleet.parent / "store"))) as registry:
-        assert registry.keys() == []
+        assert registry.access_keys() == []
