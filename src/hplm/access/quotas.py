@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.access.limit_book import LimitBook
-from hplm.errors import BadInputError, CancelledError, ConfigError, HplmError, QuotaError, RequestError
+from hplm.errors import (
+    BadInputError,
+    CancelledError,
+    ConfigError,
+    DeadlineError,
+    HplmError,
+    QuotaError,
+    RequestError,
+)
 from hplm.quotas.limits import NOTHING, Limits, Use
 from hplm.quotas.quota_file import QuotaFile, is_in_use
 from hplm.runtime.process import SHARED_MEMORY, numbered
@@ -75,8 +83,14 @@ class Held:
         self._file, self._shares, self._clock = file, shares, clock
 
     def end(self, answer: object) -> None:
-        """End the request. An error that is not the client's own fault gives back what the request was charged."""
-        is_refunded = isinstance(answer, HplmError) and not isinstance(answer, RequestError | CancelledError)
+        """End the request. An error that is not the client's own fault gives back what the request was charged.
+
+        A missed deadline gives nothing back: the client chose it, and the estimate may have been corrected since, so that
+        late requests would fill the tenant's bucket.
+        """
+        is_refunded = isinstance(answer, HplmError) and not isinstance(
+            answer, RequestError | CancelledError | DeadlineError
+        )
         for share in self._shares:
             refund = share.use if is_refunded else NOTHING
             self._file.end(share.tenant, share.limits, self._clock(), refund)

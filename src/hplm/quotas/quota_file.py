@@ -191,7 +191,12 @@ class QuotaFile:
         return Use(state.spent_requests, state.spent_tokens)
 
     def _index(self, tenant: str) -> int | None:
-        if (index := self._records.find_or_add(tenant)) is None:
+        try:
+            index = self._records.find_or_add(tenant)
+        except TimeoutError as error:
+            log_rate_limited(f"a tenant without a record in the file of quotas is not limited: {error}")
+            return None
+        if index is None:
             log_rate_limited("the file of quotas is full: requests of further tenants are not limited")
         return index
 

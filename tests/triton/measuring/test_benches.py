@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hplm_loadtest.benchmarks.access.flood import FloodLoad, access_flood
 from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.engine.limit import limit
@@ -153,6 +154,19 @@ def test_access_quotas_measures_racing_clients_and_clients_below_their_quotas(tm
     below = [row for row in report.rows if "wrongly_refused" in row]
     assert len(below) == 3
     assert all(row["answered"] and not row["wrongly_refused"] for row in below)
+
+
+def test_access_flood_measures_the_others_beside_a_flood_with_and_without_quotas(fleet: Path) -> None:
+    report = access_flood(fleet, FloodLoad(rounds=1, duration_s=1.0, tenants=3, load=0.1, times=2.0, quota=1.0), "pool")
+    runs = {(row["limited_by"], row["flood"]): row for row in report.rows if "flood" in row}
+    assert set(runs) == {(by, flood) for by in ("fair shares alone", "quotas") for flood in ("without", "with")}
+    assert all(row["requests"] and not row["failed"] and not row["lost"] for row in runs.values())
+    for by in ("fair shares alone", "quotas"):
+        assert runs[by, "without"]["flood_offered_per_s"] == 0 < runs[by, "with"]["flood_offered_per_s"]
+    # The flood gets no more than its quota.
+    limited = runs["quotas", "with"]
+    assert limited["flood_answered_per_s"] < limited["flood_offered_per_s"]
+    assert {goal.id for goal in report.goals} >= {"58-flood-fair", "58-flood-quotas", "58-flood-refused"}
 
 
 ONE_OF_ALL = """

@@ -16,6 +16,7 @@ from hplm.access.quotas import Charge, Quotas, TextCost, estimated_tokens, file_
 from hplm.errors import (
     BadInputError,
     CancelledError,
+    DeadlineError,
     EmptyTextError,
     HplmError,
     QueueFullError,
@@ -111,7 +112,9 @@ def test_a_request_of_several_tenants_takes_of_all_or_of_none(
 
 
 @pytest.mark.parametrize(
-    "own_fault", [EmptyTextError("empty"), CancelledError("cancelled")], ids=["wrong", "cancelled"]
+    "own_fault",
+    [EmptyTextError("empty"), CancelledError("cancelled"), DeadlineError("late")],
+    ids=["wrong", "cancelled", "late"],
 )
 def test_what_the_server_refuses_costs_nothing_and_what_was_wrong_does(
     quotas: Quotas, registry: Registry, own_fault: HplmError

@@ -227,3 +227,15 @@ def test_a_first_request_takes_little_shared_memory() -> None:
         assert file.take("acme", BUSY, 1.0, 1.0) is None
         # In blocks of 512 bytes: two pages, if a record lies on both.
         assert (Path(folder) / "quotas").stat().st_blocks - before <= 16
+
+
+def test_a_stopped_process_that_holds_the_table_s_lock_keeps_no_new_tenant_from_being_answered(
+    file: QuotaFile, path: Path
+) -> None:
+    limits = Limits(requests_per_s=1.0)
+    with closing(QuotaFile(path)) as stopped, stopped._records.locked(0):
+        assert file.take("new", limits, 1.0, 1.0) is None
+        file.end("new", limits, 1.0)
+    # As soon as the lock is free, the tenant is limited.
+    assert file.take("new", limits, 1.0, 1.0) is None
+    assert file.take("new", limits, 1.0, 1.0) is not None
