@@ -1,7 +1,7 @@
 """Triton backend `upper`, the last encode stage, which is usually the only one.
 
-HIDDEN, IDS or STATES, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, STUDENTS, LOGITS. With DISPATCH also ROUTE, CONFIDENCE
-and IMPORTANCE.
+HIDDEN, IDS or STATES, TOKENS, TENANT, REQUEST_META -> LABEL, SCORE, SPAN, STUDENTS, LOGITS. With DISPATCH also ROUTE,
+CONFIDENCE and IMPORTANCE.
 """
 
 from hplm.core import wire

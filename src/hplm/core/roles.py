@@ -235,7 +235,11 @@ def served_bases(models: Path) -> tuple[ServedBase, ...]:
             # An export of an earlier hplm has no `dispatch`. Its encode stage says so when it is loaded.
             found.append(ServedBase(models, name, tuple(role for role in stages if role.name in folders)))
         elif folders.issuperset(names(staged_roles(name, 2))):
-            parts = {int(part[1]) for each in folders if (part := re.fullmatch(f"{re.escape(name + ENCODE_SUFFIX)}_([0-9]+)", each))}
+            parts = {
+                int(part[1])
+                for each in folders
+                if (part := re.fullmatch(f"{re.escape(name + ENCODE_SUFFIX)}_([0-9]+)", each))
+            }
             found.append(ServedBase(models, name, staged_roles(name, max(parts))))
     return tuple(found)
 

@@ -239,7 +239,8 @@ class EncodeSettings(StageSettings):
                 f"stage must be the number of an encode stage, 1 to {self.encode_stages}, got {self.stage}"
             )
         if self.stage_cores and (
-            len(self.stage_cores) != self.encode_stages or not all(cores and min(cores) >= 0 for cores in self.stage_cores)
+            len(self.stage_cores) != self.encode_stages
+            or not all(cores and min(cores) >= 0 for cores in self.stage_cores)
         ):
             raise ConfigError(
                 f"stage_cores must have numbers of cores for each of {self.encode_stages} encode stages, or be empty, got "
@@ -414,9 +415,7 @@ class CascadeSettings(RouteSettings):
         super().__post_init__()
         are_names = all(isinstance(model, str) and model for model in self.levels.values())
         if not are_names or not self.levels.keys() <= self.models.keys():
-            raise ConfigError(
-                f"levels: names of models for bases of models were expected, got {self.levels!r:.200}"
-            )
+            raise ConfigError(f"levels: names of models for bases of models were expected, got {self.levels!r:.200}")
 
 
 def _positive(settings: object, *keys: str) -> None:

@@ -213,8 +213,8 @@ class DownstreamAdmission:
 class PipelineAdmission:
     """The work before a new request in several stages, which the request passes one after another.
 
-    Each stage has a DownstreamAdmission over its backlog as one of `reads` returns it, in the order of the stages. Requests that
-    wait in an earlier stage are on their way to each later stage.
+    Each stage has a DownstreamAdmission over its backlog, as one of `reads` returns it, in the order of the stages. Requests
+    that wait in an earlier stage are on their way to each later stage.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The encode stage, the second of hBERT's two: hidden states of many tenants' texts -> labels, in batches of a policy.
 
-For a whole base it reads ids and types of tokens in place of hidden states, and computes all layers. The encode stage may be cut
-into several stages of some layers each. All but the last give hidden states to the next.
+For a whole base it reads ids and types of tokens in place of hidden states, and computes all layers. The encode stage may be
+cut into several stages of some layers each. All but the last give hidden states to the next.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from hplm.engine.token_domain import Features
 from hplm.errors import BadInputError, ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
 from hplm.models.device import choose_device, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
-from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.process import pin_to_cores
+from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.downstream_admission import Backlog, reserved_s
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
@@ -168,7 +168,11 @@ class EngineStage(Stage[Input, Item, Answer]):
         count = "1 thread" if threads == 1 else f"{threads} threads"
         products = ", layers' matrices in int8" if settings.quantization == "int8" else ""
         layers = self.engine.layers
-        part = "" if self.engine.has_all_layers else f"layers {layers.start + 1} to {layers.stop} of {self._config.upper_layers} "
+        part = (
+            ""
+            if self.engine.has_all_layers
+            else f"layers {layers.start + 1} to {layers.stop} of {self._config.upper_layers} "
+        )
         pinned = f" on cores {', '.join(map(str, settings.cores))}" if settings.cores else ""
         slots = "" if device.type == "cpu" else f", {self.engine.slots.num_slots:,} slots"
         # Words for the log: where and how the stage computes.
@@ -283,14 +287,13 @@ class EngineStage(Stage[Input, Item, Answer]):
                 self.engine.check(tenant)
                 for packed in tenant.adapters:
                     self._check_adapter(packed)
-                adapters = [slots.fitted(slots.in_layers(packed)) for packed in tenant.adapters]
+                adapters = [slots.in_layers(slots.fitted(packed)) for packed in tenant.adapters]
             except ConfigError as error:
                 # The fault is the operator's, of `reduction_factor`, `num_slots` or `batching`, not the client's request.
                 raise CorruptArtifactError(str(error)) from error
             # Serving needs nothing that a card says about the training: curve and confusion can outweigh the weights.
             card = replace(tenant.card, about={})
             return replace(tenant.with_adapters([slots.staged(packed) for packed in adapters]), card=card)
-
 
     def _check_adapter(self, packed: PackedAdapter) -> None:
         shape = (self._config.adapted_layers, packed_width(self._config.hidden_size, packed.reduced_size))

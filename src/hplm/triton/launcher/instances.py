@@ -25,7 +25,9 @@ def with_instances(config: str, count: int) -> str:
 
 def with_gpus(config: str, gpus: Sequence[int]) -> str:
     """Return the text of a config.pbtxt with its instances on each of these GPUs; none: on each GPU, or without one."""
-    return config.replace("kind: KIND_AUTO", f"kind: KIND_GPU gpus: [ {', '.join(map(str, gpus))} ]") if gpus else config
+    return (
+        config.replace("kind: KIND_AUTO", f"kind: KIND_GPU gpus: [ {', '.join(map(str, gpus))} ]") if gpus else config
+    )
 
 
 def gpus_in(config: str) -> tuple[int, ...]:

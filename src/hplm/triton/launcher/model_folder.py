@@ -13,7 +13,6 @@ from hplm.core.roles import Role, settings_path
 from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.instances import with_gpus, with_instances
 
-
 # A step of an ensemble that calls one model: its lines, and the lines of its maps.
 _STEP = re.compile(r'^    \{\n      model_name: "[^"]*"\n      model_version: -1\n((?: {6}.+\n)+)    \}', re.MULTILINE)
 

@@ -33,9 +33,7 @@ class EncodeModel(StageModel):
 
     stage: FeaturesStage[Any]
 
-    def begin_encode(
-        self, args: dict[str, str], stage_class: type[FeaturesStage[Any]], tensors: Sequence[str]
-    ) -> None:
+    def begin_encode(self, args: dict[str, str], stage_class: type[FeaturesStage[Any]], tensors: Sequence[str]) -> None:
         """Make the stage, and start it and its metrics. The model's config must have `tensors`."""
         folder = translate.version_folder(args)
         settings = load_settings(EncodeSettings, folder / "settings.json")
