@@ -102,7 +102,7 @@ def test_wrong_states_are_refused(stages: list[FeaturesStage[Any]], states: np.n
 
 
 def backlog(now_s: float, alone_s: float) -> Backlog:
-    """What an idle stage says whose batches of one text take `alone_s`."""
+    """Return the backlog of an idle stage whose batches of one text take `alone_s`."""
     return Backlog(now_s, now_s, 1024, 1.0, 0.0, (), (), {}, (alone_s, 0.0, 0.0))
 
 
