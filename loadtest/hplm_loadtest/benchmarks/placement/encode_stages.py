@@ -61,8 +61,8 @@ def encode_stages(
 
     All `forms` have the same two cores: one stage as a process of two threads or as two processes, and two stages as two
     processes of one thread. The look-up stage, Triton and the load generator share the cores with them. Each round sends
-    `singles` requests, one at a time, and then a closed loop of `seconds` with `in_flight` requests to each server. `rate_x` and
-    `p50_x` compare each server with the first.
+    `singles` requests, one at a time, and then a closed loop of `seconds` with `in_flight` requests to each server. `rate_x`
+    and `p50_x` compare each server with the first.
     Raises ConfigError if there are fewer than two cores, or if the base has a single layer to cut.
     """
     variants = {form: variant for form, variant in _variants(models).items() if form in forms}
