@@ -95,8 +95,8 @@ def clockwork(
 ) -> Outcomes:
     """Simulate Clockwork++: selective replication places the models anew at the start of each window, at no cost.
 
-    `knows_window`: the placement of a window is made for the window's own requests, which is an upper bound of what Clockwork can
-    do. Otherwise it is made for the requests of the window before. A window starts with empty queues, in Clockwork's favour.
+    `knows_window`: the placement of a window is made for the window's own requests, an upper bound of what Clockwork can do.
+    Otherwise it is made for the requests of the window before. A window starts with empty queues, in Clockwork's favour.
     """
     stage_times = stage_times or StageTimes(cluster, models)
     options = replace(options or SearchOptions(), cover_every_model=False, survive_any_node=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hplm.placement.cluster import Cluster
 from hplm.placement.served_model import ServedModel
@@ -29,14 +29,14 @@ def model_buckets(
     """
     ordered = sorted(models, key=lambda model: (model.latency_s, model.name))
     steps = [i for i in range(1, len(ordered)) if ordered[i].latency_s > ordered[i - 1].latency_s * (1 + 1e-9)]
-    partitions = [(tuple(ordered),)]
+    partitions: list[tuple[tuple[ServedModel, ...], ...]] = [(tuple(ordered),)]
     fewest = 0
     for cuts in range(min(len(steps), most_buckets - 1) + 1):
         if fewest and cuts + 1 > fewest + 1:
             break
         for chosen in combinations(steps, cuts):
             edges = (0, *chosen, len(ordered))
-            buckets = tuple(tuple(ordered[first:last]) for first, last in zip(edges, edges[1:], strict=False))
+            buckets = tuple(tuple(ordered[first:last]) for first, last in pairwise(edges))
             if all(bucket[-1].latency_s <= most_ratio * bucket[0].latency_s for bucket in buckets):
                 fewest = fewest or cuts + 1
                 if buckets not in partitions:
@@ -55,7 +55,7 @@ def device_splits(
 ) -> list[DeviceSplit]:
     """Return divisions of the devices among buckets of models, the most balanced first.
 
-    A bucket's need is its share of the computing time that the requests ask for, or its share of all weights if that is greater.
+    A bucket's need is its share of the computing time that the requests ask for, or of all weights if that is greater.
     Divisions with a greater discrepancy than `most_discrepancy` are left out, unless none is left.
     `spread`: each bucket gets devices of as many nodes as possible; otherwise of as few as possible.
     """
@@ -70,9 +70,9 @@ def device_splits(
     splits: list[DeviceSplit] = []
     for chosen in combinations(range(1, units), len(buckets) - 1):
         edges = (0, *(place * unit for place in chosen), cluster.devices)
-        counts = [last - first for first, last in zip(edges, edges[1:], strict=False)]
+        counts = [last - first for first, last in pairwise(edges)]
         supply = [count / need for count, need in zip(counts, needs, strict=True)]
-        devices = tuple(tuple(order[first:last]) for first, last in zip(edges, edges[1:], strict=False))
+        devices = tuple(tuple(order[first:last]) for first, last in pairwise(edges))
         splits.append(DeviceSplit(devices, max(supply) / min(supply)))
     splits.sort(key=lambda split: split.discrepancy)
     balanced = [split for split in splits if split.discrepancy <= most_discrepancy]

@@ -26,7 +26,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search tries.
+    """Settings of a search: its method and its limits.
 
     method: `fast` (one simulation for each model that is added) or `full` (a simulation for each model in each group).
     beam: the selections that the full method keeps at each step.
@@ -38,7 +38,7 @@ class SearchOptions:
     most_discrepancy, most_splits: limits of the divisions of devices among buckets, see `device_splits`.
     cover_every_model: refuse placements that leave a model out.
     survive_any_node: refuse placements that lose a model when any one node fails.
-    most_requests: simulate about so many requests at most during the search. The result's attainment is that of all requests.
+    most_requests: the search simulates about this number of requests at most. The result's attainment is that of all requests.
     """
 
     method: Literal["fast", "full"] = "fast"
@@ -248,12 +248,12 @@ def _check(best: Selected, problem: Problem, options: SearchOptions) -> None:
     left_out = [name for name in names if name not in placed]
     if options.required_nodes and left_out:
         raise ConfigError(
-            f"no placement was found that holds every model: {', '.join(left_out[:5])} and {len(left_out[5:])} more did not fit; "
-            "give more devices, or devices with more memory"
+            f"no placement was found that holds every model: {len(left_out)} did not fit, such as {left_out[0]}; give more "
+            "devices, or devices with more memory"
         )
     if options.survive_any_node and not survives_any_node(best.placement, problem.cluster, names):
         lost = [name for name in names if not survives_any_node(best.placement, problem.cluster, [name])]
         raise ConfigError(
-            f"no placement was found that survives the loss of any node: {', '.join(lost[:5])} fit on one node only; "
-            "give more devices or nodes, or leave the option out"
+            f"no placement was found that survives the loss of any node: {len(lost)} models fit on one node only, such as "
+            f"{lost[0]}; give more devices or nodes, or leave the option out"
         )

@@ -16,10 +16,10 @@ from hplm.workloads.model_requests import ModelRequests
 
 @dataclass(frozen=True)
 class Problem:
-    """What to place, on which cluster, for which requests.
+    """Models to place, the cluster, and the requests.
 
     models: only these are placed. `requests` holds requests to these models alone.
-    required_nodes: each model must be on so many nodes at least: 0 (a model may be left out), 1, or 2 (any node may fail).
+    required_nodes: the number of nodes that each model must be on: 0 (a model may be left out), 1, or 2 (any node may fail).
     """
 
     models: tuple[ServedModel, ...]
@@ -110,7 +110,7 @@ class Groups:
         return Selection(selection.placement.with_model(name, group), tuple(free))
 
     def copies(self, selection: Selection, name: str) -> int:
-        """Return the required copies of a model that exist: the number of its groups that share no node, at most as required."""
+        """Return the required copies of a model that exist: its groups that share no node, at most as many as required."""
         required = self.problem.required_nodes
         if not required:
             return 0

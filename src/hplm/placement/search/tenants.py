@@ -11,10 +11,12 @@ import numpy.typing as npt
 from hplm.errors import ConfigError
 from hplm.placement.cluster import Node
 from hplm.placement.plan import TenantRule
-from hplm.placement.search.proxy_hash import MOST_WEIGHT, ProxyHash, ProxyServer, load_shares
+from hplm.placement.search.proxy_hash import ProxyHash, ProxyServer, load_shares
 
 # A tenant is hot if another node than its owner gets at least this share of its requests.
 HOT_SHARE = 0.05
+# The weight of the node with the largest host cache: fine enough for ratios, and 1,024 points of the ring.
+_FINE_WEIGHT = 64
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,9 @@ class TenantLoad:
 
 @dataclass(frozen=True)
 class TenantPlacement:
-    """Where tenants are served and cached.
+    """The nodes that serve tenants, and the nodes that cache them.
 
-    rule: what a plan holds.
-    weights: the proxy's weight of each node.
+    rule: what a plan holds: hot tenants, and the proxy's weights.
     nodes_of: the nodes that answer each tenant, the owner first.
     cached: the tenants that each node's host cache keeps, the busiest first.
     node_rates: requests a second of each node.
@@ -47,7 +48,6 @@ class TenantPlacement:
     """
 
     rule: TenantRule
-    weights: dict[str, int]
     nodes_of: dict[str, tuple[str, ...]]
     cached: dict[str, tuple[str, ...]]
     node_rates: dict[str, float]
@@ -65,8 +65,9 @@ def place_tenants(
 ) -> TenantPlacement:
     """Return where tenants are served and cached. The proxy has a ring for each base, of the nodes that serve the base.
 
-    Nodes have equal weights. If their host caches then overflow, weights in proportion to the caches are tried, and the better of
-    the two is returned. `request_s`: seconds that a request is open. Raises ConfigError if a tenant's base is on no node.
+    Nodes have equal weights. If their host caches then overflow, weights in proportion to the caches are tried, and the
+    better of the two is returned. `request_s`: seconds that a request is open. Raises ConfigError if a tenant's base is on
+    no node.
     """
     equal = {node.name: 1 for node in nodes}
     placed = _placed(tenants, nodes, nodes_of_base, equal, load_factor, request_s, seed)
@@ -78,10 +79,6 @@ def place_tenants(
         other = _placed(tenants, nodes, nodes_of_base, by_cache, load_factor, request_s, seed)
         placed = min(placed, other, key=lambda placement: placement.uncached_share)
     return placed
-
-
-# The weight of the node with the largest host cache: fine enough for ratios, and 1,024 points of the ring.
-_FINE_WEIGHT = min(64, MOST_WEIGHT)
 
 
 def _placed(
@@ -127,8 +124,7 @@ def _placed(
     cached, hits = _cached(tenants, nodes, nodes_of, rates, shares)
     total = float(rates.sum())
     return TenantPlacement(
-        TenantRule(hot, load_factor),
-        weights,
+        TenantRule(hot, load_factor, weights),
         nodes_of,
         cached,
         {node.name: float(rate) for node, rate in zip(nodes, rates @ shares, strict=True)},
