@@ -1,8 +1,9 @@
 """Predicts which node HAProxy sends a tenant's requests to: `balance hdr(hplm-tenant)` with `hash-type consistent`.
 
-The owner of a tenant is HAProxy's own: the same ring, hash and tie rule, held equal to a real HAProxy by a test. What a node
-with too many open requests passes on follows HAProxy's rule of `hash-balance-factor` too, but it depends on when requests end.
-`load_shares` draws Poisson arrivals and gives every request the same seconds, whatever its node: that is approximated.
+The owner of a tenant is HAProxy's own: the same ring, hash and tie rule. A node with too many open requests passes requests on
+by HAProxy's rule of `hash-balance-factor`. Tests hold both equal to a real HAProxy. Which nodes have too many open requests
+depends on when requests end. `load_shares` approximates that: it draws Poisson arrivals, and every request is open for the
+same seconds, whatever its node. HAProxy counts a request a little longer than it lasts, which is ignored.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def load_shares(
         drawn = rng.choice(len(names), size=requests, p=weights / weights.sum())
         times_s = np.cumsum(rng.exponential(1.0 / weights.sum(), size=requests))
         orders: dict[int, tuple[int, ...]] = {}
-        open_requests = _OpenRequests(ring.servers, load_factor)
+        open_requests = OpenRequests(ring.servers, load_factor)
         for number, now_s in zip(drawn.tolist(), times_s.tolist(), strict=True):
             if number not in orders:
                 orders[number] = ring.order(names[number])
@@ -113,7 +114,7 @@ def load_shares(
     return {name: count / count.sum() for name, count in counts.items()}
 
 
-class _OpenRequests:
+class OpenRequests:
     """The open requests of each server, and HAProxy's rule of which servers may take one more."""
 
     def __init__(self, servers: Sequence[ProxyServer], load_factor: int) -> None:
