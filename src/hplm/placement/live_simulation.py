@@ -40,23 +40,18 @@ TOKENS_PER_S = 2.0**30
 ONE_REQUEST = Budget(rows=1, row_tokens=2**62, max_requests=1, max_tenants=1)
 
 
-def known_cost() -> KnownCost:
-    """Return a cost model that knows the times of requests with `TOKENS_PER_S` tokens a second."""
-    return KnownCost(1 / TOKENS_PER_S)
-
-
 @dataclass(frozen=True)
 class LiveQueues:
     """The settings of every stage's queue, see `RequestQueue`. By default a stage computes one request at a time, in order.
 
     A request has as many tokens in a stage as it takes seconds there, times `tokens_per_s`. `cost` makes the cost model of a
-    stage. The default knows the times; the live server's `CostModel` learns them. Requests belong to one tenant, or with
-    `tenant_of_model` to the tenant of their model, so that models get fair shares.
+    stage, for example the live server's `CostModel`, which learns the times. If it is None, the times are known. Requests
+    belong to one tenant, or with `tenant_of_model` to the tenant of their model, so that models get fair shares.
     """
 
     policy: Policy = field(default_factory=Fcfs)
     budget: Budget = ONE_REQUEST
-    cost: Callable[[], CostModel] = known_cost
+    cost: Callable[[], CostModel] | None = None
     tokens_per_s: float = TOKENS_PER_S
     capacity: int = 4096
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +63,7 @@ class LiveQueues:
         return RequestQueue(
             self.policy,
             self.budget,
-            self.cost(),
+            self.cost() if self.cost is not None else KnownCost(1 / self.tokens_per_s),
             capacity=self.capacity,
             weights=self.weights,
             starve_after_s=self.starve_after_s,
@@ -113,7 +108,7 @@ class _LiveGroup:
         return Waiting(request.id, request.tenant, work.tokens[stage], request.arrived_s, request.deadline_s - later_s)
 
     def first_free_s(self, names: Callable[[int], str]) -> float:
-        """Return when the first stage would have computed all that waits there, one by one."""
+        """Return when the first stage would have computed all requests of its queue, one by one."""
         first = self.stages[0]
         free_s = first.ends_s
         for request in first.queue.snapshot():

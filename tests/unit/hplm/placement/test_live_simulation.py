@@ -23,6 +23,7 @@ from hplm.placement.stage_times import StageTimes
 from hplm.placement.table1 import model_set, table1_cluster
 from hplm.runtime.tracing import Tracer
 from hplm.scheduling.cost import CostModel
+from hplm.scheduling.known_cost import KnownCost
 from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf
 from hplm.scheduling.policy import Batch, Budget, Policy
 from hplm.scheduling.queue import RequestQueue
@@ -165,8 +166,9 @@ class Server:
         self._next = 0
         self._decided: set[int] = set()
         self._lock = threading.Lock()
+        cost = KnownCost(1 / queues.tokens_per_s) if queues.cost is None else queues.cost()
         self._queue = CountingQueue(
-            queues.policy, queues.budget, queues.cost(), capacity=queues.capacity, weights={}, starve_after_s=2.0
+            queues.policy, queues.budget, cost, capacity=queues.capacity, weights={}, starve_after_s=2.0
         )
         self._loop: BatchLoop[int, float] = BatchLoop(
             "test", self._queue, self._compute, tracer=Tracer(None, "test"), clock=lambda: self._clock_s
@@ -219,16 +221,21 @@ class Server:
 def test_simulator_and_server_decide_alike_about_the_same_arrivals(
     policy: Policy, cost: type[CostModel] | None
 ) -> None:
-    queues = LiveQueues(policy=policy, budget=Budget(1, 2**40, 6, 6), tenant_of_model={name: name for name in "abc"})
+    queues = LiveQueues(
+        policy=policy,
+        budget=Budget(1, 2**40, 6, 6),
+        tokens_per_s=1024.0,
+        tenant_of_model={name: name for name in "abc"},
+    )
     if cost is not None:
-        queues = replace(queues, cost=cost, tokens_per_s=1024.0)
+        queues = replace(queues, cost=cost)
     # Powers of two, so that sums are exact in any order.
     seconds = [1 / 128, 1 / 64, 1 / 16]
     models = [
         ServedModel(name, (second,), (0,), batch_times=tuple(range(1, 7)))
         for name, second in zip("abc", seconds, strict=True)
     ]
-    # Overload, so that many requests are refused.
+    # The load is so high that many requests are refused.
     traffic = gamma_requests(
         dict.fromkeys("abc", 18.0), 3, {"a": 0.1, "b": 0.15, "c": 0.5}, 12, np.random.default_rng(1)
     )
