@@ -101,13 +101,15 @@ def load_shares(
         weights = np.array([rates[name] for name in names])
         rng = np.random.default_rng(seed)
         drawn = rng.choice(len(names), size=requests, p=weights / weights.sum())
-        times_s = np.cumsum(rng.exponential(1.0 / weights.sum(), size=requests))
+        # Times are in mean gaps, not in seconds: with a tiny rate the seconds would be infinite.
+        times = np.cumsum(rng.exponential(size=requests))
+        open_for = request_s * float(weights.sum())
         orders: dict[int, tuple[int, ...]] = {}
         open_requests = OpenRequests(ring.servers, load_factor)
-        for number, now_s in zip(drawn.tolist(), times_s.tolist(), strict=True):
+        for number, now in zip(drawn.tolist(), times.tolist(), strict=True):
             if number not in orders:
                 orders[number] = ring.order(names[number])
-            counts[names[number]][open_requests.start(orders[number], now_s, now_s + request_s)] += 1
+            counts[names[number]][open_requests.start(orders[number], now, now + open_for)] += 1
     for name, owner in zip(counts, ring.owners(list(counts)).tolist(), strict=True):
         if not counts[name].any():
             counts[name][owner] = 1
@@ -125,13 +127,13 @@ class OpenRequests:
         self._open = [0] * len(servers)
         self._ends: list[tuple[float, int]] = []
 
-    def start(self, order: Sequence[int], now_s: float, end_s: float) -> int:
-        """Return the first server of `order` that may take a request, and count the request until `end_s`."""
-        while self._ends and self._ends[0][0] <= now_s:
+    def start(self, order: Sequence[int], now: float, end: float) -> int:
+        """Return the first server of `order` that may take a request, and count the request until the time `end`."""
+        while self._ends and self._ends[0][0] <= now:
             self._open[heapq.heappop(self._ends)[1]] -= 1
         server = next((number for number in order if self._may_take(number)), order[0])
         self._open[server] += 1
-        heapq.heappush(self._ends, (end_s, server))
+        heapq.heappush(self._ends, (end, server))
         return server
 
     def _may_take(self, server: int) -> bool:
