@@ -33,8 +33,9 @@ from hplm.placement.served_model import IntraCost, ServedModel
 
 TOKENS = 2048
 VOCABULARY = 51_200
-# Bytes that a V100 of 16 GB has for weights; the rest is for activations and the runtime (AlpaServe 6.2).
-DEVICE_BYTES = 13 * 10**9
+# Bytes that a V100 of 16 GB has for weights; the rest is for activations and the runtime: "around 13 GB" (AlpaServe 6.2). These
+# are GiB, because the paper's selective replication serves BERT-6.7B (13.4 GB) on one device.
+DEVICE_BYTES = 13 * 2**30
 # Bytes a second from one V100 to another over NVLink, one direction of one link.
 NVLINK_BYTES_PER_S = 25e9
 # Seconds from the end of a stage to the beginning of the next, besides the copy.
