@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hplm.core.roles import MANAGER, ServedBase, served_base, served_bases, settings_path
@@ -17,7 +17,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.instances import instances_in
 from hplm_builder.export.model_folders import export
-from hplm_builder.placement.plan_build import devices_of_bases
+from hplm_builder.placement.plan_build import bases_of_nodes
 from hplm_builder.placement.proxy_config import ProxiedNode, ProxyAddress, proxy_files
 
 PLAN_FILE = "plan.json"
@@ -73,7 +73,9 @@ def write_folders(plan: Plan, source: Source, target: Path, files: Mapping[str, 
     if target.exists() and not (target / PLAN_FILE).is_file():
         raise DataError(f"{target} is no applied plan: it has no {PLAN_FILE}; choose an empty place for --out")
     if source.store.root.resolve().is_relative_to(target) or source.models.resolve().is_relative_to(target):
-        raise ConfigError(f"{target} holds the store or the models that the plan needs: choose another folder for --out")
+        raise ConfigError(
+            f"{target} holds the store or the models that the plan needs: choose another folder for --out"
+        )
     _remove_leftovers(target)
     with artifact.replacing(target) as partial:
         for node in plan.nodes:
@@ -88,8 +90,8 @@ def write_folders(plan: Plan, source: Source, target: Path, files: Mapping[str, 
 def proxied_nodes(plan: Plan) -> list[ProxiedNode]:
     """Return the nodes of a plan that have bases, as the proxy reaches them. Raises ConfigError if one has no address."""
     found = []
-    bases_of = devices_of_bases(plan)
-    for node in plan.nodes:
+    bases_of = bases_of_nodes(plan)
+    for number, node in enumerate(plan.nodes, 1):
         if not bases_of[node.name]:
             continue
         if not node.address:
@@ -101,6 +103,7 @@ def proxied_nodes(plan: Plan) -> list[ProxiedNode]:
         found.append(
             ProxiedNode(
                 node.name,
+                number,
                 host,
                 http_port,
                 node.grpc_port or http_port + 1,
@@ -144,22 +147,20 @@ def _export_base(
         raise ConfigError(
             f"base {name!r} is one fused model, which has no stages: export it with --no-fused, or plan with --max-stages 1"
         )
+    layers = tuple(cut) if len(cut) > 1 else ()
+    cores = [tuple(sorted(core for device in stage for core in node.cores[device])) for stage in devices if node.cores]
     export(
         source.store,
         models,
-        look_up,
-        encode,
+        replace(look_up, stage_layers=layers),
+        replace(encode, stage_layers=layers, stage=1, stage_cores=tuple(cores)),
         _manager_of(source),
         name=name,
         instances=len(devices[0]),
         look_up_instances=None if is_fused else _processes(base),
         fused=is_fused,
         route=True,
-        cut=tuple(cut) if len(cut) > 1 else None,
-        cores=[sorted({core for device in stage for core in node.cores[device]}) for stage in devices]
-        if node.cores
-        else None,
-        gpus=[[node.gpus[device] for device in stage] for stage in devices] if node.gpus else None,
+        gpus=tuple(tuple(node.gpus[device] for device in stage) for stage in devices if node.gpus),
     )
 
 

@@ -120,13 +120,12 @@ def stage_times_of(plan: Plan) -> StageTimes:
     return StageTimes(cluster_of(plan.nodes, plan.bytes_per_s), plan.models)
 
 
-def devices_of_bases(plan: Plan) -> dict[str, dict[str, int]]:
-    """Return the number of devices that serve each base on each node: node -> base -> devices."""
-    counts: dict[str, dict[str, int]] = {node.name: {} for node in plan.nodes}
-    for group in plan.groups:
-        for base in group.bases:
-            counts[group.node][base.base] = counts[group.node].get(base.base, 0) + len(group.devices)
-    return counts
+def bases_of_nodes(plan: Plan) -> dict[str, frozenset[str]]:
+    """Return the bases that each node serves, by the node's name."""
+    return {
+        node.name: frozenset(base.base for group in plan.groups if group.node == node.name for base in group.bases)
+        for node in plan.nodes
+    }
 
 
 def _planned(group: Group, names: Sequence[str], nodes: Nodes, stage_times: StageTimes) -> PlannedGroup:

@@ -34,7 +34,9 @@ def read_tenant_rates(path: Path) -> dict[str, float]:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             rows = csv.DictReader(lines)
             if missing := {TENANT, RATE} - set(rows.fieldnames or ()):
-                raise DataError(f"{path}, line 1: columns TENANT and RATE were expected, {sorted(missing)[0]} is missing")
+                raise DataError(
+                    f"{path}, line 1: columns TENANT and RATE were expected, {sorted(missing)[0]} is missing"
+                )
             for row in rows:
                 where = f"{path}, line {rows.line_num}"
                 tenant, rate = row[TENANT] or "", _number(row[RATE] or "")

@@ -58,7 +58,9 @@ def planned_requests(assumed: Assumptions, scales: Scales | None = None) -> Mode
     rates = {base: rate * scales.rate for base, rate in assumed.rates.items()}
     deadlines = {base: ms / 1000 * scales.deadline for base, ms in assumed.deadline_ms.items()}
     if not sum(rates.values()) > 0:
-        raise ConfigError("requests to at least one base were expected: give --rate BASE=REQUESTS_PER_SECOND or --trace")
+        raise ConfigError(
+            "requests to at least one base were expected: give --rate BASE=REQUESTS_PER_SECOND or --trace"
+        )
     if (count := sum(rates.values()) * assumed.duration_s) > MOST_REQUESTS:
         raise ConfigError(
             f"{count:,.0f} requests are too many to simulate, {MOST_REQUESTS:,} were expected at most: give a shorter --seconds"

@@ -8,8 +8,8 @@ bases (`hplm`, `cascade`) names no base, so there HAProxy knows the base by the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from hplm.core.roles import CALLING
 from hplm.placement.plan import TenantRule
@@ -23,8 +23,6 @@ ALL = "all"
 HPLM_READY, TRITON_READY = "/ready", "/v2/health/ready"
 # Bytes of a request that HAProxy keeps, to send it again if a node dies. A request of 64 texts of 256 tokens has 100 KB.
 BUFFER_BYTES = 131_072
-# The largest weight of a server in HAProxy.
-LARGEST_WEIGHT = 256
 
 _HEAD = """\
 # Written by `hplm place apply`: HAProxy (2.4 or newer) before the nodes of plan.json. Check it with `haproxy -c -f {config}`.
@@ -86,14 +84,18 @@ _CHOICE = """\
 
 @dataclass(frozen=True)
 class ProxiedNode:
-    """A node before which the proxy stands. `bases`: the devices that serve each base, by the model that clients call."""
+    """A node before which the proxy stands. `bases`: the models by which clients call the bases of the node.
+
+    `number` is the place of the node in its plan, from 1 on: HAProxy's hash of tenants depends on it.
+    """
 
     name: str
+    number: int
     host: str
     http_port: int
     grpc_port: int
     health_port: int
-    bases: Mapping[str, int]
+    bases: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,13 @@ class ProxyAddress:
 
 @dataclass(frozen=True)
 class Pool:
-    """Nodes that may answer the same requests. `weights`: how much of the load each node gets, by its name.
+    """Nodes that may answer the same requests.
 
     `by_tenant`: each tenant has a node of its own in the pool. Otherwise the node with the fewest requests answers.
     """
 
     name: str
-    weights: Mapping[str, int] = field(default_factory=dict)
+    nodes: tuple[ProxiedNode, ...]
     by_tenant: bool = True
 
 
@@ -131,13 +133,14 @@ def proxy_files(
     """
     bases = sorted({base for node in nodes for base in node.bases})
     everywhere = {base for base in bases if all(base in node.bases for node in nodes)}
-    pools = [Pool(ALL, {node.name: sum(node.bases.values()) for node in nodes if node.bases})]
+    pools = [Pool(ALL, tuple(nodes))]
+    pools += [Pool(f"base.{base}", tuple(node for node in nodes if base in node.bases)) for base in bases]
+    hot = {tenant: tuple(sorted(keepers)) for tenant, keepers in rule.hot.items()}
+    names = {keepers: f"hot.{number}" for number, keepers in enumerate(sorted(set(hot.values())), 1)}
     pools += [
-        Pool(f"base.{base}", {node.name: node.bases[base] for node in nodes if base in node.bases}) for base in bases
+        Pool(name, tuple(node for node in nodes if node.name in keepers), by_tenant=False)
+        for keepers, name in names.items()
     ]
-    hot_sets = sorted(set(rule.hot.values()))
-    names = {keepers: f"hot.{number}" for number, keepers in enumerate(hot_sets, 1)}
-    pools += [Pool(name, dict.fromkeys(keepers, 1), by_tenant=False) for keepers, name in names.items()]
     models = "|".join([*bases, *CALLING]).replace(".", r"\.")
     values = {"models": models, "all": ALL, "bases": BASES_FILE, "tenants": TENANTS_FILE, "hot": HOT_FILE}
     parts = [_HEAD.format(config=CONFIG_FILE, buffer=BUFFER_BYTES)]
@@ -147,36 +150,30 @@ def proxy_files(
     ):
         parts.append(frontend.format(host=listen.host, port=port, **values))
         parts.append(_CHOICE.format(protocol=protocol, **values))
-    parts += [_backend(protocol, pool, nodes, rule, health_path) for pool in pools for protocol in ("http", "grpc")]
+    parts += [_backend(protocol, pool, rule, health_path) for pool in pools for protocol in ("http", "grpc")]
     # A base that every node holds needs no look-up by tenant, so that new tenants need no new file.
     placed = {tenant: base for tenant, base in base_of_tenant.items() if base in bases and base not in everywhere}
     return {
         CONFIG_FILE: "".join(parts),
         BASES_FILE: _map({base: f"base.{base}" for base in bases}),
         TENANTS_FILE: _map({tenant: f"base.{base}" for tenant, base in placed.items()}),
-        HOT_FILE: _map({tenant: names[keepers] for tenant, keepers in rule.hot.items()}),
+        HOT_FILE: _map({tenant: names[keepers] for tenant, keepers in hot.items()}),
     }
 
 
-def _backend(protocol: str, pool: Pool, nodes: Sequence[ProxiedNode], rule: TenantRule, health_path: str) -> str:
+def _backend(protocol: str, pool: Pool, rule: TenantRule, health_path: str) -> str:
     lines = [f"\nbackend {protocol}.{pool.name}"]
     if pool.by_tenant:
         lines += ["balance hdr(hplm-tenant)", "hash-type consistent", f"hash-balance-factor {rule.load_factor}"]
     else:
         lines += ["balance leastconn"]
     lines += [f"option httpchk GET {health_path}", "http-check expect status 200"]
-    most = max(pool.weights.values())
-    for number, node in enumerate(nodes, 1):
-        if node.name not in pool.weights:
-            continue
-        weight = pool.weights[node.name]
-        if most > LARGEST_WEIGHT:
-            weight = max(1, weight * LARGEST_WEIGHT // most)
+    for node in pool.nodes:
         port = node.http_port if protocol == "http" else node.grpc_port
-        # The number of a node decides its places on the ring, so it is the same in all pools.
+        weight = rule.weights.get(node.name, 1)
         over_h2 = " proto h2 check-proto h1" if protocol == "grpc" else ""
         lines.append(
-            f"server {node.name} {node.host}:{port} id {number} weight {weight} check port {node.health_port}{over_h2}"
+            f"server {node.name} {node.host}:{port} id {node.number} weight {weight} check port {node.health_port}{over_h2}"
         )
     return "\n  ".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ HAPROXY = find_haproxy()
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
 TENANTS = [f"tenant-{number}" for number in range(60)]
 # `small` is on two nodes, `large` on the third alone.
-BASES = {"east": {"small": 1}, "west": {"small": 1}, "north": {"large": 2}}
+BASES = {"east": ["small"], "west": ["small"], "north": ["large"]}
 OF_NORTH = "films"
 
 
@@ -96,8 +96,8 @@ def proxied(tmp_path: Path) -> Iterator[Proxied]:
     assert HAPROXY is not None
     nodes = {name: _Node(name) for name in BASES}
     listed = [
-        ProxiedNode(name, "127.0.0.1", node.server_port, node.server_port, node.server_port, BASES[name])
-        for name, node in nodes.items()
+        ProxiedNode(name, number, "127.0.0.1", node.server_port, node.server_port, node.server_port, BASES[name])
+        for number, (name, node) in enumerate(nodes.items(), 1)
     ]
     ports = free_ports()
     address = ProxyAddress("127.0.0.1", ports.http, ports.grpc)

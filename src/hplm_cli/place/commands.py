@@ -1,0 +1,202 @@
+"""`hplm place`: plan which bases run on which devices, write what serves the plan, and check the prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from hplm_builder.placement.apply_plan import Source, apply_plan, serve_command
+from hplm_builder.placement.cluster_file import read_cluster
+from hplm_builder.placement.plan_build import placement_of, stage_times_of
+from hplm_builder.placement.plan_file import read_tenant_rates, write_plan
+from hplm_builder.placement.planned_workload import Scales, planned_requests
+from hplm_builder.placement.planning import fewest_devices, measured_bases, plan_placement, tenant_loads
+from hplm_builder.placement.proxy_config import CONFIG_FILE, ProxyAddress
+from hplm_client.cli.display import console
+from hplm_client.cli.options import JsonOption
+
+from hplm.placement.plan import Plan
+from hplm.placement.search.enumeration import SearchOptions
+from hplm.placement.simulation import simulate
+from hplm.reporting.progress import bar_report, progress_bars
+from hplm.reporting.terminal_text import say
+from hplm_cli.place.shown_plan import outcome_lines, show_plan
+from hplm_cli.place.workload_options import (
+    CvOption,
+    DeadlineOption,
+    RateOption,
+    SecondsOption,
+    SeedOption,
+    TraceOption,
+    assumed_workload,
+    changed_workload,
+    deadlines_ms,
+    numbers_by_base,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Plan which bases run on which devices, cut into which stages, so that requests meet their deadlines.",
+    epilog="Example: hplm place plan --cluster cluster.json --rate hbert=40 --cv 4 --out plan.json",
+)
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file that `hplm place plan` wrote.")]
+ModelsOption = Annotated[
+    Path, typer.Option(help="Triton model repository of the bases: their settings, and the store with their profiles.")
+]
+DEFAULT_MODELS = Path("build/demo/models")
+DEFAULT_PLAN = Path("plan.json")
+
+
+@app.command()
+def plan(
+    cluster: Annotated[Path, typer.Option(help="JSON file of the nodes and their devices; see docs/placement.md.")],
+    models: ModelsOption = DEFAULT_MODELS,
+    rate: RateOption = None,
+    cv: CvOption = None,
+    trace: TraceOption = None,
+    deadline_ms: DeadlineOption = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a usual text.")] = 32,
+    seconds: SecondsOption = None,
+    seed: SeedOption = None,
+    max_stages: Annotated[
+        int, typer.Option(min=1, help="Cut a base into at most so many stages; 1 only replicates.")
+    ] = 4,
+    survive_any_node: Annotated[
+        bool, typer.Option("--survive-any-node", help="Place each base on two nodes or more.")
+    ] = False,
+    fewest: Annotated[
+        bool, typer.Option("--fewest-devices", help="Use only as many devices as --target needs.")
+    ] = False,
+    target: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of requests to answer by their deadline, for --fewest-devices.")
+    ] = 0.99,
+    tenant_rates: Annotated[
+        Path | None,
+        typer.Option(help="CSV file with TENANT and RATE: requests a second of tenants, to find the hot ones."),
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Simulate every choice in place of the fast heuristic; takes far longer.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Plan file to write; an earlier one is replaced.")] = DEFAULT_PLAN,
+    as_json: JsonOption = False,
+) -> None:
+    """Search for the placement with the most requests in time. Print it, and write it as a plan.
+
+    The bases are those of --rate, or all bases of the repository with --trace alone. Each needs a profile (`hplm profile`).
+
+    Examples:
+
+      hplm place plan --cluster cluster.json --models /srv/hplm/models --rate hbert=40 --rate mpnet=10 --cv 4
+
+      hplm place plan --cluster cluster.json --trace requests.csv --deadline-ms 200 --fewest-devices --target 0.99
+    """
+    source, nodes = Source.read(models), read_cluster(cluster)
+    known = [base.name for base in source.bases]
+    rates = numbers_by_base("--rate", rate, known)
+    measured = measured_bases(source, list(rates) or known, tokens, nodes)
+    deadlines = deadlines_ms(deadline_ms, measured.models)
+    assumed = assumed_workload(measured.models, rates, cv, trace, deadlines, tokens, seconds, seed)
+    by_tenant = read_tenant_rates(tenant_rates) if tenant_rates else {}
+    loads = tenant_loads(source, measured, assumed.rates, by_tenant)
+    options = SearchOptions(
+        method="full" if full else "fast",
+        most_stages=max_stages,
+        most_intra=1,
+        cover_every_model=True,
+        survive_any_node=survive_any_node,
+    )
+    for warning in measured.warnings:
+        console().print(f"warning: {warning}: measure again on such a device", style="yellow", markup=False)
+    with progress_bars() as bars:
+        report = bar_report(bars, "search", of_all=True)
+        if fewest:
+            nodes = fewest_devices(target, measured, nodes, assumed, options, report)
+        made = plan_placement(measured, nodes, assumed, options, loads, report)
+    write_plan(made, out)
+    _print(made, as_json)
+    console().print(
+        f"wrote {out}; `hplm place apply {out} --models {models} --out DIR` writes what serves it", markup=False
+    )
+
+
+@app.command(name="simulate")
+def simulate_plan(
+    plan: PlanArgument,
+    rate: RateOption = None,
+    cv: CvOption = None,
+    trace: TraceOption = None,
+    deadline_ms: DeadlineOption = None,
+    seconds: SecondsOption = None,
+    seed: SeedOption = None,
+    rate_scale: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
+    cv_scale: Annotated[float, typer.Option(help="Multiply the burstiness.")] = 1.0,
+    deadline_scale: Annotated[float, typer.Option(help="Multiply all deadlines.")] = 1.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict how a plan answers another workload. What is not given is as in the plan.
+
+    Examples:
+
+      hplm place simulate plan.json --rate-scale 2
+
+      hplm place simulate plan.json --rate hbert=80 --cv 6 --deadline-ms 100
+    """
+    planned = Plan.load(plan)
+    assumed = planned.assumptions
+    changed = changed_workload(
+        assumed,
+        rates=numbers_by_base("--rate", rate, list(assumed.rates)),
+        cv=cv,
+        trace=trace,
+        deadline_ms=deadlines_ms(deadline_ms, planned.models) if deadline_ms else None,
+        seconds=seconds,
+        seed=seed,
+    )
+    requests = planned_requests(changed, Scales(rate_scale, cv_scale, deadline_scale))
+    outcomes = simulate(placement_of(planned), stage_times_of(planned), requests)
+    if as_json:
+        shares = {
+            name: float(outcomes.in_time[requests.models == number].mean())
+            for number, name in enumerate(requests.names)
+            if (requests.models == number).any()
+        }
+        say(json.dumps({"attainment": outcomes.attainment, "requests": len(requests), "of_base": shares}))
+        return
+    for line in outcome_lines(outcomes):
+        say(line)
+
+
+@app.command()
+def apply(
+    plan: PlanArgument,
+    out: Annotated[Path, typer.Option(help="Folder to write; an earlier applied plan there is replaced in one step.")],
+    models: ModelsOption = DEFAULT_MODELS,
+    host: Annotated[str, typer.Option(help="Address on which the proxy listens.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(min=1, max=65535, help="The proxy's port for HTTP.")] = 8080,
+    grpc_port: Annotated[int, typer.Option(min=1, max=65535, help="The proxy's port for gRPC.")] = 8081,
+) -> None:
+    """Write a model repository for each node, and the configuration of HAProxy before the nodes.
+
+    The repositories name the store by a relative path: the nodes need the folder and the store at the same places, for
+    instance on a shared file system.
+
+    Example: hplm place apply plan.json --models /srv/hplm/models --out /srv/hplm/placed
+    """
+    planned = Plan.load(plan)
+    apply_plan(planned, Source.read(models), out, ProxyAddress(host, http_port, grpc_port))
+    say(f"wrote {out}. Serve each node on its machine, and run the proxy:")
+    for node in planned.nodes:
+        if any(group.node == node.name for group in planned.groups):
+            say(f"  {node.name}: {serve_command(node, out)}")
+    say(f"  proxy: haproxy -f {out / CONFIG_FILE}")
+
+
+def _print(planned: Plan, as_json: bool) -> None:
+    if as_json:
+        values: dict[str, Any] = dataclasses.asdict(planned)
+        say(json.dumps(values, ensure_ascii=False))
+    else:
+        show_plan(planned)
