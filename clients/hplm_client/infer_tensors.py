@@ -20,7 +20,6 @@ from hplm_client.transport.access_keys import AccessKeys
 Request: TypeAlias = "tuple[str | None, ...] | list[str] | list[str | None]"
 # A request as the client handles it; the pair is None for a single text.
 TenantTextPair: TypeAlias = "tuple[str, str, str | None]"
-LONGEST_DEADLINE_S = 86_400.0
 WITHOUT_KEYS = AccessKeys(None, None)
 
 
@@ -100,9 +99,9 @@ def metadata_options(is_grpc: bool, timeout_s: float) -> dict[str, Any]:
 
 def deadline_us(deadline_s: float) -> int:
     """Return a deadline in whole microseconds, at least one, because Triton reads 0 as none. Raises BadInputError."""
-    if not (isinstance(deadline_s, Real) and 0 < deadline_s <= LONGEST_DEADLINE_S):
+    if not (isinstance(deadline_s, Real) and 0 < deadline_s <= wire.LONGEST_DEADLINE_S):
         raise BadInputError(
-            f"a deadline is a number of seconds above 0 and at most {LONGEST_DEADLINE_S:.0f}, not {deadline_s!r}"
+            f"a deadline is a number of seconds above 0 and at most {wire.LONGEST_DEADLINE_S:.0f}, not {deadline_s!r}"
         )
     return max(1, round(deadline_s * 1e6))
 

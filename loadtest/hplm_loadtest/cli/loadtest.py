@@ -17,10 +17,7 @@ from hplm.errors import ConfigError, DataError, TenantNameError, TextCountError
 from hplm.reporting.benchmark_result import Goal, JsonOption, Report, plain
 from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.progress import progress_bars
-from hplm_loadtest.scenarios.outcomes import LATE_S, NOT_SENT, Run
-from hplm_loadtest.scenarios.result_rows import load_goals
-from hplm_loadtest.scenarios.stop_signals import stop_on_signals
-from hplm_loadtest.workloads.arrivals import (
+from hplm.workloads.arrivals import (
     Arrivals,
     BurstArrivals,
     GammaArrivals,
@@ -29,9 +26,12 @@ from hplm_loadtest.workloads.arrivals import (
     TraceArrivals,
     require_positive,
 )
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import Tenants, UniformTenants, ZipfTenants
+from hplm_loadtest.scenarios.outcomes import LATE_S, NOT_SENT, Run
+from hplm_loadtest.scenarios.result_rows import load_goals
+from hplm_loadtest.scenarios.stop_signals import stop_on_signals
 from hplm_loadtest.workloads.load_plan import RequestMix
-from hplm_loadtest.workloads.tenants import Tenants, UniformTenants, ZipfTenants
 
 if TYPE_CHECKING:
     from hplm_loadtest.scenarios.locust_load import Outcome

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import plain
-from hplm_loadtest.workloads.arrivals import Arrivals, require_positive
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.tenants import Tenants
+from hplm.workloads.arrivals import Arrivals, require_positive
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import Tenants
 
 # Largest number of requests in a load plan. Such a plan takes 0.7 GB of memory.
 MAX_REQUESTS = 10_000_000

@@ -40,6 +40,9 @@ IMPORTANCE = "IMPORTANCE"
 LEVEL = "LEVEL"  # BYTES [1]: the base that answered last
 LATE = "LATE"  # BOOL [1]: the next level should have answered too, and could not in time or at all
 
+# Seconds from a request's arrival to its deadline at most: a day. A longer deadline is most likely in another unit.
+LONGEST_DEADLINE_S = 86_400.0
+
 # The only label of a regression.
 REGRESSION_LABEL = "score"
 

@@ -25,7 +25,6 @@ from hplm_loadtest.benchmarks.serving.mixed import measure as measure_mixed
 from hplm_loadtest.scenarios.server_metrics import metric_value
 from hplm_loadtest.workloads.labelled_requests import LabelledRequest
 from hplm_loadtest.workloads.load_plan import RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants
 from rich.progress import Progress
 
 from hplm import errors
@@ -41,6 +40,7 @@ from hplm.registry.registry import Registry
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import StubKeeper
+from hplm.workloads.tenants import UniformTenants
 from tests import tiny
 from tests.messages import TOLERANCE, ask_all, message, read
 from tests.triton.cascade.making import MODELS, Making, OfflineCascade, levels_over, make_bases

@@ -26,10 +26,7 @@ from hplm_loadtest.scenarios.infer_messages import METHOD, infer_messages
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.server_metrics import metric_value
 from hplm_loadtest.scenarios.steady_rate import steady_rate
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.load_plan import RequestMix, Requests
-from hplm_loadtest.workloads.tenants import UniformTenants
 from tritonclient.grpc import service_pb2
 
 from hplm import errors
@@ -38,6 +35,9 @@ from hplm.core.settings import LookupSettings
 from hplm.runtime.process import stopping_file
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import UniformTenants
 from tests import tiny
 from tests.messages import served_hidden
 from tests.triton.repetitions import repetitions

@@ -18,16 +18,16 @@ from hplm_client import AsyncClient, Client
 from hplm_client.manage.client import ManageClient
 from hplm_loadtest.benchmarks.served_repository import example_texts, single_text_tenants
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
-from hplm_loadtest.workloads.arrivals import BurstArrivals, PoissonArrivals
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.load_plan import RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.workloads.texts import mean_tokens
 
 from hplm.errors import ConfigError, UnreachableError
 from hplm.models import base as bases
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.arrivals import BurstArrivals, PoissonArrivals
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import UniformTenants, ZipfTenants
 from tests import managed, tiny
 from tests.waiting import until
 

@@ -34,6 +34,11 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "src/hplm/adapters": ((*STORED, "hplm.tasks"), NO_TORCH),
     "src/hplm/tasks": (PLAIN, NO_TRITON),
     "src/hplm/scheduling": (("hplm.errors",), NO_TORCH),
+    "src/hplm/workloads": ((*PLAIN, "hplm.reporting"), NO_TORCH),
+    "src/hplm/placement": (
+        (*PLAIN, "hplm.reporting", "hplm.workloads", "hplm.store", "hplm.profiles", "hplm.scheduling"),
+        NO_TORCH,
+    ),
     "src/hplm/models": ((*PLAIN, "hplm.store", "hplm.plot", "hplm.adapters"), NO_TRITON),
     "src/hplm/engine": ((*DATA, "hplm.models"), NO_TRITON),
     "src/hplm/jobs": ((*STORED, "hplm.housekeeping"), NO_TORCH),

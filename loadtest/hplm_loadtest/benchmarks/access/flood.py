@@ -17,15 +17,15 @@ from hplm.quotas.limits import Limits
 from hplm.registry.access.limits import DEFAULT
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.tenants import UniformTenants
 from hplm_loadtest.benchmarks.access.keyed_repository import KNOWN_S, keyed_repository
 from hplm_loadtest.benchmarks.serving.open_load import Traffic
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
 from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix, Requests
-from hplm_loadtest.workloads.tenants import UniformTenants
 
 GOAL_TIMES = 1.5
 SHARES, QUOTAS = "fair shares alone", "quotas"

@@ -22,6 +22,9 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import check_picture, line_charts
 from hplm.reporting.progress import progress_bars
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import UniformTenants
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
 from hplm_loadtest.benchmarks.engine.row_slots import slot_speeds
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
@@ -30,11 +33,8 @@ from hplm_loadtest.scenarios.outcomes import LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals, unanswered_goal
 from hplm_loadtest.scenarios.server_metrics import UP_TO_DATE_S, metric_value
 from hplm_loadtest.scenarios.steady_rate import rate_columns, saturate, steady_rate
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.lengths import NormalLengths, texts_of_lengths, token_counts
 from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants
 from hplm_loadtest.workloads.texts import pool_texts
 
 BATCH = 64

@@ -29,8 +29,8 @@ from hplm.scheduling.policy import Batch, Budget, Waiting, tokens_of
 from hplm.scheduling.policy_loader import load_policy
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.simulator import Outcome, simulate
+from hplm.workloads.arrivals import TraceArrivals
 from hplm_loadtest.benchmarks.served_repository import read_repository
-from hplm_loadtest.workloads.arrivals import TraceArrivals
 from hplm_loadtest.workloads.lengths import NormalLengths
 
 TEXTS = (1, 2, 4, 8, 16, 32, 64)  # sizes of the batches that are timed

@@ -23,6 +23,8 @@ from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.policy_loader import BUILT_IN, load_policy
 from hplm.scheduling.service_history import ServiceHistory
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.tenants import UniformTenants
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
 from hplm_loadtest.benchmarks.papers.tcb_model import TcbModel
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
@@ -30,10 +32,8 @@ from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import combine_rounds, load_goals
 from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.lengths import NormalLengths, texts_of_lengths, token_counts
 from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants
 from hplm_loadtest.workloads.texts import pool_texts
 
 POLICIES = list(BUILT_IN)

@@ -12,7 +12,7 @@ from hplm.scheduling.cost import CostModel
 from hplm.scheduling.policy import Budget, Policy, Waiting
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.simulator import simulate
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
+from hplm.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.lengths import NormalLengths
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from hplm.reporting.benchmark_result import Report
 from hplm.reporting.charts import cdf_chart, check_picture
 from hplm.reporting.progress import progress_bars
+from hplm.workloads.arrivals import BurstArrivals
 from hplm_loadtest.benchmarks.serving.open_load import Traffic, run_plans_in_turns
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
-from hplm_loadtest.workloads.arrivals import BurstArrivals
 
 CLIENTS = 250
 

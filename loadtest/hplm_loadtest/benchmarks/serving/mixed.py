@@ -18,13 +18,13 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.tenants import UniformTenants
 from hplm_loadtest.benchmarks.served_repository import single_text_tenants
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants
 from hplm_loadtest.workloads.texts import text_settings, texts_of_kind
 
 GOAL_TIMES = 1.2

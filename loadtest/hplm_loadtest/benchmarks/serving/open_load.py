@@ -17,13 +17,13 @@ from hplm.errors import InternalError
 from hplm.runtime.process import stat_of
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds.dead_stubs import stubs_of
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import RoundRobinTenants, UniformTenants
 from hplm_loadtest.benchmarks.benchmark_server import AS_CONFIGURED, StageSettings, benchmark_server
 from hplm_loadtest.benchmarks.served_repository import single_text_tenants
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import Run
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
-from hplm_loadtest.workloads.tenants import RoundRobinTenants, UniformTenants
 from hplm_loadtest.workloads.texts import text_settings, texts_of_kind
 
 WARM_UP_IN_FLIGHT = 64

@@ -14,13 +14,13 @@ import numpy.typing as npt
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import check_picture, line_chart
 from hplm.reporting.progress import progress_bars
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.benchmarks.serving.open_load import Traffic, run_plans_in_turns
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run, kind_of
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
 from hplm_loadtest.scenarios.steady_rate import saturate, steady_rate
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
 from hplm_loadtest.workloads.load_plan import LoadPlan
 
 TIMES = [1.0, 3.0, 10.0]

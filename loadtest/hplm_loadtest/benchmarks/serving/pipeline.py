@@ -15,6 +15,7 @@ from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import bar_chart, check_picture
 from hplm.reporting.progress import progress_bars
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.tenants import UniformTenants
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, on_each_server
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
 from hplm_loadtest.scenarios.grpc_load import closed_loop
@@ -22,7 +23,6 @@ from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import unanswered_goal
 from hplm_loadtest.scenarios.steady_rate import rate_columns, saturate
 from hplm_loadtest.workloads.load_plan import RequestMix
-from hplm_loadtest.workloads.tenants import UniformTenants
 from hplm_loadtest.workloads.texts import texts_of_kind
 
 SWAPPING = {"coarse_prefetch": True, "fine_prefetch": True}

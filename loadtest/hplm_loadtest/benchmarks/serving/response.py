@@ -12,12 +12,12 @@ from typing import Any
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import check_picture, line_chart
 from hplm.reporting.progress import progress_bars
+from hplm.workloads.arrivals import PeriodicArrivals
+from hplm.workloads.tenants import RoundRobinTenants
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings
 from hplm_loadtest.benchmarks.serving.open_load import Traffic, medians, run_plans_in_turns
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
-from hplm_loadtest.workloads.arrivals import PeriodicArrivals
 from hplm_loadtest.workloads.load_plan import LoadPlan, RequestMix
-from hplm_loadtest.workloads.tenants import RoundRobinTenants
 
 TENANTS = [100, 1_000, 5_000, 10_000]
 PERIOD_S = 20.0

@@ -29,6 +29,7 @@ from hplm.reporting.progress import progress_bars
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
+from hplm.workloads.arrivals import TraceArrivals
 from hplm_loadtest.benchmarks.engine.students import LENGTHS, TimedEngine, time_one_text
 from hplm_loadtest.benchmarks.served_repository import read_repository
 from hplm_loadtest.benchmarks.serving.students_burst import Burst, BurstPlan, burst_rows, draw_burst, run_burst
@@ -36,7 +37,6 @@ from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import combine_runs, load_goals
 from hplm_loadtest.scenarios.steady_rate import enough_requests, rate_columns, steady_rate
-from hplm_loadtest.workloads.arrivals import TraceArrivals
 from hplm_loadtest.workloads.labelled_requests import LabelledRequest, as_load, read_labelled_requests
 from hplm_loadtest.workloads.lengths import texts_of_lengths
 from hplm_loadtest.workloads.load_plan import LoadPlan

@@ -15,9 +15,9 @@ from tritonclient.grpc import service_pb2
 
 from hplm.core import wire
 from hplm.reporting.charts import line_charts
+from hplm.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.scenarios.grpc_load import open_loop_with_answers
 from hplm_loadtest.scenarios.outcomes import Run
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.labelled_requests import LabelledRequest, as_load
 from hplm_loadtest.workloads.load_plan import LoadPlan
 

@@ -18,14 +18,14 @@ from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import check_picture, line_chart
 from hplm.reporting.progress import progress_bars
+from hplm.workloads.arrivals import PoissonArrivals
+from hplm.workloads.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.peers.systems import Fleet, Limits, Shape, SystemName, Systems, open_fleet
 from hplm_loadtest.scenarios.grpc_load import closed_loop, open_loop
 from hplm_loadtest.scenarios.outcomes import ANSWERED, LATE_S, Run
 from hplm_loadtest.scenarios.result_rows import kept_up_goal
 from hplm_loadtest.scenarios.steady_rate import enough_requests, rate_columns
-from hplm_loadtest.workloads.arrivals import PoissonArrivals
 from hplm_loadtest.workloads.load_plan import RequestMix, Requests
-from hplm_loadtest.workloads.tenants import UniformTenants, ZipfTenants
 from hplm_loadtest.workloads.texts import mean_tokens
 
 Popularity = Literal["uniform", "zipf"]

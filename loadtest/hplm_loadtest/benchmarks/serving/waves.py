@@ -12,11 +12,11 @@ import numpy as np
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import cdf_chart, check_picture
 from hplm.reporting.progress import progress_bars
+from hplm.workloads.arrivals import BurstArrivals
 from hplm_loadtest.benchmarks.serving.open_load import WARM_UP_IN_FLIGHT, Traffic, run_plans_in_turns
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
 from hplm_loadtest.scenarios.result_rows import load_goals
-from hplm_loadtest.workloads.arrivals import BurstArrivals
 from hplm_loadtest.workloads.load_plan import LoadPlan
 
 SIZES = [1, 2, 8, 32, 96]

@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hplm_loadtest.scenarios.infer_messages import infer_messages
-from hplm_loadtest.workloads.arrivals import (
+from hplm_loadtest.workloads.load_plan import RequestMix, Requests
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from hplm.errors import BadInputError, ConfigError
+from hplm.workloads.arrivals import (
     Arrivals,
     BurstArrivals,
     GammaArrivals,
@@ -18,14 +24,8 @@ from hplm_loadtest.workloads.arrivals import (
     RampArrivals,
     TraceArrivals,
 )
-from hplm_loadtest.workloads.deadlines import DeadlineClasses
-from hplm_loadtest.workloads.load_plan import RequestMix, Requests
-from hplm_loadtest.workloads.tenants import RoundRobinTenants, UniformTenants, ZipfTenants
-from hypothesis import given
-from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
-
-from hplm.errors import BadInputError, ConfigError
+from hplm.workloads.deadlines import DeadlineClasses
+from hplm.workloads.tenants import RoundRobinTenants, UniformTenants, ZipfTenants
 
 NAMES = [f"tenant-{i}" for i in range(20)]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hplm.core.wire import LONGEST_DEADLINE_S
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import plain
 
@@ -23,9 +24,6 @@ class DeadlineClasses:
     classes: Mapping[str, tuple[float, float]]
 
     def __post_init__(self) -> None:
-        # Imported late because the client imports parts of the standard library that Locust must patch first.
-        from hplm_client.infer_tensors import LONGEST_DEADLINE_S
-
         deadlines = [deadline_s for deadline_s, _ in self.classes.values()]
         shares = [share for _, share in self.classes.values()]
         if not all(0 < value < math.inf for value in (*deadlines, *shares)):

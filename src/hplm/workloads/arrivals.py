@@ -6,32 +6,16 @@ Each class is one named workload. `times(duration_s, rng)` returns seconds from 
 
 from __future__ import annotations
 
-import csv
 import math
-import re
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import plain
-
-Seconds = npt.NDArray[np.float64]
-
-# Date, fraction of a second, and time zone as sign, hours and minutes. Azure's traces have seven digits of a second, and
-# newer traces have a time zone. Python 3.10 reads neither.
-_DATE = re.compile(
-    r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?)((?<=:\d\d:\d\d)\.\d+)?(?:Z|([+-])([01]\d|2[0-3]):?([0-5]\d)?)?",
-    re.ASCII,
-)
-# Largest number accepted as a time stamp. Nanoseconds since 1970 are below the limit; gaps of larger numbers could sum to
-# infinity.
-MAX_TIME_STAMP = 1e20
+from hplm.workloads.traces import Seconds, read_trace
 
 
 class Arrivals(Protocol):
@@ -90,6 +74,52 @@ class GammaArrivals(_AtMeanRate):
         while end < duration_s:
             times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), chunk)))
             end = float(times[-1][-1])
+        return _before(np.concatenate(times), duration_s)
+
+
+@dataclass(frozen=True)
+class MmppArrivals:
+    """Independent arrivals whose rate jumps between states at random times (a Markov-modulated Poisson process).
+
+    State i has the rate `rates_per_s[i]` and lasts `mean_stay_s[i]` on average, exponentially distributed. Then each other
+    state is equally likely.
+    """
+
+    rates_per_s: tuple[float, ...]
+    mean_stay_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rates_per_s) < 2 or len(self.rates_per_s) != len(self.mean_stay_s):
+            raise ConfigError(
+                f"two or more rates and a mean stay for each were expected, got {len(self.rates_per_s)} rates and "
+                f"{len(self.mean_stay_s)} stays"
+            )
+        if not (all(0 <= rate < math.inf for rate in self.rates_per_s) and any(self.rates_per_s)):
+            raise ConfigError(f"finite rates, none below 0 and one above 0, were expected, got {self.rates_per_s}")
+        for stay_s in self.mean_stay_s:
+            require_positive(mean_stay_s=stay_s)
+
+    def __str__(self) -> str:
+        states = " or ".join(
+            f"{plain(rate)} requests/s for {plain(stay_s)} s"
+            for rate, stay_s in zip(self.rates_per_s, self.mean_stay_s, strict=True)
+        )
+        return f"{states} at a time (Markov-modulated Poisson)"
+
+    def expected_count(self, duration_s: float) -> float:
+        return duration_s * float(np.average(self.rates_per_s, weights=self.mean_stay_s))
+
+    def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
+        stays_s = np.array(self.mean_stay_s)
+        # Every state is entered equally often, so the run starts in a state with a probability in proportion to its stay.
+        state = int(rng.choice(len(stays_s), p=stays_s / stays_s.sum()))
+        times, begin_s = [], 0.0
+        while begin_s < duration_s:
+            stay_s = float(rng.exponential(stays_s[state]))
+            count = rng.poisson(self.rates_per_s[state] * stay_s)
+            times.append(np.sort(rng.uniform(begin_s, begin_s + stay_s, count)))
+            begin_s += stay_s
+            state = (state + int(rng.integers(1, len(stays_s)))) % len(stays_s)
         return _before(np.concatenate(times), duration_s)
 
 
@@ -206,46 +236,16 @@ class TraceArrivals(_AtMeanRate):
         return f"{self.path.name} at {plain(self.rate_per_s)} requests/s, burstiness {self.burstiness:g}"
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
-        gaps = _gaps(self.path) ** self.burstiness
+        gaps = _relative_gaps(self.path) ** self.burstiness
         gaps = np.roll(gaps, -rng.integers(len(gaps))) / gaps.mean() / self.rate_per_s
         rounds = int(duration_s / gaps.sum()) + 1
         return _before(np.cumsum(np.tile(gaps, rounds)), duration_s)
 
 
-@cache
-def _gaps(path: Path) -> Seconds:
-    """Read the gaps of a trace as multiples of the mean gap. Raises DataError."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            rows = csv.DictReader(lines)
-            times_s = np.array([_parse_time_stamp(path, rows.line_num, row["TIMESTAMP"] or "") for row in rows])
-    except KeyError:
-        raise DataError(f"{path} has no column TIMESTAMP") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a trace: {error}") from None
-    gaps = np.diff(np.sort(times_s))
-    if len(gaps) == 0 or gaps.sum() == 0:
-        raise DataError(f"{path} holds {len(times_s)} arrivals; a trace needs two at different times")
+def _relative_gaps(path: Path) -> Seconds:
+    """Return the gaps of a trace as multiples of the mean gap. Raises DataError."""
+    gaps = np.diff(read_trace(path))
     return gaps / gaps.mean()
-
-
-def _parse_time_stamp(path: Path, line: int, stamp: str) -> float:
-    """Return a date as seconds since 1970, and a number unchanged: only gaps matter. Raises DataError."""
-    try:
-        date = _DATE.fullmatch(stamp.strip())
-        time_stamp = float(stamp) if date is None else _since_1970_s(*date.groups(default="0"))
-    except ValueError:
-        time_stamp = math.nan
-    if not abs(time_stamp) <= MAX_TIME_STAMP:
-        raise DataError(f"{path}, line {line}: {stamp!r:.100} is no time; write Unix seconds or YYYY-MM-DD HH:MM:SS")
-    return time_stamp
-
-
-def _since_1970_s(date: str, fraction: str, sign: str, hours: str, minutes: str) -> float:
-    """Return a date as seconds since 1970; a date without a time zone is UTC. Raises ValueError."""
-    zone_s = 3600 * int(hours) + 60 * int(minutes)
-    whole_s = (datetime.fromisoformat(date) - datetime(1970, 1, 1)).total_seconds()
-    return whole_s + float(fraction) + (zone_s if sign == "-" else -zone_s)
 
 
 def _before(times: Seconds, duration_s: float) -> Seconds:

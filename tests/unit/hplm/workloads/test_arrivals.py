@@ -6,26 +6,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hplm_loadtest.workloads.arrivals import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hplm.errors import ConfigError, DataError
+from hplm.workloads.arrivals import (
     Arrivals,
     BurstArrivals,
     GammaArrivals,
+    MmppArrivals,
     PeriodicArrivals,
     PoissonArrivals,
     RampArrivals,
     Seconds,
     TraceArrivals,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hplm.errors import ConfigError, DataError
 
 RATES = st.floats(0.1, 300)
 ARRIVALS = st.one_of(
     st.builds(PoissonArrivals, RATES),
     st.builds(GammaArrivals, RATES, st.floats(0.2, 8)),
     st.builds(PeriodicArrivals, st.integers(1, 200), st.floats(0.1, 20)),
+    st.builds(MmppArrivals, st.tuples(RATES, st.floats(0, 50)), st.tuples(st.floats(0.1, 5), st.floats(0.1, 5))),
     st.builds(RampArrivals, RATES, st.floats(0, 300)),
     st.builds(BurstArrivals, st.integers(1, 20), st.floats(0, 1), st.floats(0.1, 3), st.integers(1, 20)),
 )
