@@ -97,7 +97,9 @@ def measure_overhead(folder: Path, log: Path) -> Overhead:
 
 
 def _probe(url: str, group: str, times_s: Any) -> Replay:
-    requests = ModelRequests((PROBE,), times_s, np.zeros(PROBES, np.int32), np.full(PROBES, 30.0), float(times_s[-1]) + 1)
+    requests = ModelRequests(
+        (PROBE,), times_s, np.zeros(PROBES, np.int32), np.full(PROBES, 30.0), float(times_s[-1]) + 1
+    )
     return recorded_replay({PROBE: [Target(url, group, group)]}, {PROBE: [PROBE]}, requests, TEXTS)
 
 
@@ -107,9 +109,7 @@ def _serving(
 ) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="hplm-emulated-", dir=folder) as models:
         repository = Path(models) / "models"
-        names = write_groups(
-            repository, groups, hop_s=hop_s, way_back_s=way_back_s, boundary_bytes=BOUNDARY_BYTES
-        )
+        names = write_groups(repository, groups, hop_s=hop_s, way_back_s=way_back_s, boundary_bytes=BOUNDARY_BYTES)
         with serve_groups(repository, names, log=log) as server:
             yield server.ports.grpc_url
 
@@ -213,7 +213,9 @@ def predicted_outcomes(
 ) -> dict[str, Outcomes]:
     """Return what the simulators predict, with the measured overhead taken off each deadline."""
     turned = [
-        ServedModel(model.name, tuple(each + overhead.turn_s * stages / LAYERS for each in model.layer_s), model.layer_bytes)
+        ServedModel(
+            model.name, tuple(each + overhead.turn_s * stages / LAYERS for each in model.layer_s), model.layer_bytes
+        )
         for model in models
     ]
     times = StageTimes(uniform_cluster(DEVICES, 10**12), turned)

@@ -89,7 +89,12 @@ class FigureResult:
     def all_rows(self) -> list[dict[str, Any]]:
         """Return the statements, the points of all curves, and the other rows."""
         said = [
-            {"figure": self.figure, "paper": each.paper, "ours": each.ours, "shape holds": "yes" if each.holds else "NO"}
+            {
+                "figure": self.figure,
+                "paper": each.paper,
+                "ours": each.ours,
+                "shape holds": "yes" if each.holds else "NO",
+            }
             for each in self.statements
         ]
         points = [row for chart in self.charts for row in chart.rows(self.figure)]
