@@ -49,10 +49,13 @@ class TenantRule:
 
     Each other tenant is kept by the node that the proxy's consistent hash of its name gives. `load_factor`: the proxy sends
     a request to the next node when a node has more than so many percent of the mean load (`hash-balance-factor`).
+    `weights`: the proxy's weight of each node; a node that is not named has weight 1. The proxy must give the node at
+    position i of the plan's nodes the server id i + 1, because the hash depends on it.
     """
 
     hot: dict[str, tuple[str, ...]] = field(default_factory=dict)
     load_factor: int = 150
+    weights: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
