@@ -58,8 +58,8 @@ class Source:
 def apply_plan(plan: Plan, source: Source, target: Path, listen: ProxyAddress) -> None:
     """Write the folders of a plan to `target`: NODE/models for each node with bases, the proxy's files, and the plan.
 
-    An earlier applied plan is replaced in one step, so that a reader sees the old folders or the new folders, never a part. Raises
-    ConfigError if a node has no address or a base cannot be cut so, and DataError if `target` holds anything else.
+    An earlier applied plan is replaced in one step: readers see the old folders or the new folders. Raises ConfigError if a
+    node has no address or a base cannot be cut so, and DataError if `target` holds anything else.
     """
     target = target.resolve()
     proxied = proxied_nodes(plan)

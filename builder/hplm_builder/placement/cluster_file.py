@@ -137,7 +137,8 @@ def _lines_of_nodes(text: str) -> list[int]:
     """Return the line on which each node of a file begins. The text is a JSON object with a list `nodes`."""
     found = re.search(r'"nodes"\s*:\s*\[', text)
     assert found is not None
-    decoder, at, lines = json.JSONDecoder(), found.end(), []
+    decoder, at = json.JSONDecoder(), found.end()
+    lines: list[int] = []
     while True:
         while text[at] in " \t\r\n,":
             at += 1

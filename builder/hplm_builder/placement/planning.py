@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hplm.errors import ConfigError
 from hplm.placement.measured import served_model
+
+from hplm.errors import ConfigError
 from hplm.placement.plan import Assumptions, Plan, TenantRule
 from hplm.placement.search.enumeration import SearchOptions, SearchResult, search
 from hplm.placement.search.robust import covers_every_model, survives_any_node
@@ -69,8 +70,7 @@ def plan_placement(
     survives = len(nodes.nodes) > 1 and survives_any_node(placement, cluster, names)
     if options.survive_any_node and not survives:
         raise ConfigError(
-            "no placement was found that survives the loss of any node and in which every node serves a base with one cut: give "
-            "--max-stages 1"
+            "no placement was found that survives the loss of any node with one cut of a base on each node: give --max-stages 1"
         )
     outcomes = simulate(placement, StageTimes(cluster, measured.models), requests)
     algorithm = f"{options.method} search, {result.simulations} simulations"
@@ -166,7 +166,7 @@ def _tenant_rule(plan: Plan, tenants: Sequence[TenantLoad]) -> TenantRule:
     if not served:
         return TenantRule()
     placed = place_tenants(served, nodes_of(plan).cluster().nodes, nodes_of_base)
-    return replace(placed.rule, weights=placed.weights)
+    return placed.rule
 
 
 def _newest_profile(source: Source, base: str, name: str) -> Profile:

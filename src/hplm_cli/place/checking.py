@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from hplm.placement.outcomes import Outcomes
 from hplm.placement.plan import CheckResult, Plan, PlannedNode
 from hplm.placement.simulation import simulate
 from hplm.registry.catalog import Catalog
+from hplm.registry.records import ServedTenant
 from hplm.reporting.terminal_text import say
 from hplm.runtime.processor import processor_name
 from hplm.triton.launcher.ports import free_ports
@@ -73,14 +75,18 @@ def serving(plan: Plan, source: Source) -> Iterator[tuple[Mapping[str, Sequence[
     where = f"{processor_name()}, {len(cores)} cores"
     if wanted > needed:
         where += f", devices with {wanted} cores shared {needed}"
-        say(f"this machine has fewer cores than the plan: {wanted} cores of devices share {needed}, so it will be slower")
+        say(
+            f"this machine has fewer cores than the plan: {wanted} cores of devices share {needed}, so it will be slower"
+        )
     with tempfile.TemporaryDirectory(prefix="hplm-place-") as folder:
         applied, logs = Path(folder) / "applied", Path(folder) / "logs"
         write_folders(local, source, applied, {})
         with serve_plan(local, applied, log=logs) as servers:
             program = find_haproxy()
             if program is None:
-                say("HAProxy is not installed: requests go to the nodes directly, each to the node with the shortest queue")
+                say(
+                    "HAProxy is not installed: requests go to the nodes directly, each to the node with the shortest queue"
+                )
                 yield addresses(local, servers), f"{where}, without a proxy"
                 return
             ports = free_ports()
@@ -131,9 +137,9 @@ def askable_tenants(source: Source, names: Sequence[str]) -> dict[str, list[str]
         with closing(Catalog(source.store, base)) as catalog:
             bank = TenantBank(source.store, catalog, fingerprint)
             tenants: list[str] = []
-            for tenant in sorted(served.name for served in catalog.served()):
+            for tenant in sorted(catalog.served(), key=attrgetter("name")):
                 if len(tenants) < MOST_TENANTS and _takes_one_text(bank, tenant):
-                    tenants.append(tenant)
+                    tenants.append(tenant.name)
         if not tenants:
             raise ConfigError(f"base {name!r} has no tenant that takes one text, which a replay could ask")
         found[name] = tenants
@@ -146,7 +152,7 @@ def random_texts(tokens: int, count: int) -> list[str]:
     return [" ".join(rng.choice(list(WORDS), max(1, tokens - SPECIAL_TOKENS)).tolist()) for _ in range(count)]
 
 
-def _takes_one_text(bank: TenantBank, tenant: str) -> bool:
+def _takes_one_text(bank: TenantBank, tenant: ServedTenant) -> bool:
     try:
         return bank.card(tenant).texts == 1
     except ArtifactError:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from hplm_builder.placement.apply_plan import Source, apply_plan, serve_command
 from hplm_builder.placement.cluster_file import read_cluster
+from hplm_builder.placement.observed_load import LoadWindow
 from hplm_builder.placement.plan_build import placement_of, stage_times_of
 from hplm_builder.placement.plan_file import read_tenant_rates, write_plan
 from hplm_builder.placement.planned_workload import Scales, planned_requests
@@ -23,7 +26,8 @@ from hplm.placement.search.enumeration import SearchOptions
 from hplm.placement.simulation import simulate
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.reporting.terminal_text import say
-from hplm_cli.place.shown_plan import outcome_lines, show_plan
+from hplm_cli.place.shown_plan import comparison_lines, outcome_lines, show_plan
+from hplm_cli.place.watching import judge, metrics_page, verdict_lines
 from hplm_cli.place.workload_options import (
     CvOption,
     DeadlineOption,
@@ -192,6 +196,74 @@ def apply(
         if any(group.node == node.name for group in planned.groups):
             say(f"  {node.name}: {serve_command(node, out)}")
     say(f"  proxy: haproxy -f {out / CONFIG_FILE}")
+
+
+@app.command()
+def check(
+    plan: PlanArgument,
+    models: ModelsOption = DEFAULT_MODELS,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of the workload to replay.")] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the plan on this machine, replay its workload, and print predicted beside measured. Note the result in the plan.
+
+    Each node is an `hplm serve` of its own on 127.0.0.1, behind HAProxy if it is installed. Measure on an idle machine with
+    as many cores as the plan's devices have.
+
+    Example: hplm place check plan.json --models /srv/hplm/models --seconds 120
+    """
+    # Imported here, because it needs the load test.
+    from hplm_cli.place.checking import check_plan
+
+    planned = Plan.load(plan)
+    found = check_plan(planned, Source.read(models), seconds)
+    write_plan(replace(planned, check=found.result), plan)
+    if as_json:
+        say(json.dumps({**dataclasses.asdict(found.result), "error": found.result.error}))
+        return
+    for line in comparison_lines(found.predicted, found.measured):
+        say(line)
+    say(f"predicted {found.result.predicted:.2%}, measured {found.result.measured:.2%}: error {found.result.error:.3f}")
+    console().print(f"noted in {plan}", markup=False)
+
+
+@app.command()
+def watch(
+    plan: PlanArgument,
+    metrics: Annotated[
+        list[str], typer.Option("--metrics", help="Metrics page of a node: http://HOST:8002/metrics. Repeat it.")
+    ],
+    window_s: Annotated[float, typer.Option(min=1, help="Seconds that are compared with the plan.")] = 3600.0,
+    every_s: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two looks. The counters change every five seconds.")
+    ] = 15.0,
+    max_stages: Annotated[int, typer.Option(min=1, help="Stages of a new plan at most.")] = 4,
+    once: Annotated[bool, typer.Option("--once", help="End after the first verdict.")] = False,
+) -> None:
+    """Compare the plan's assumptions with what the nodes count, and say when a new plan would win, and by how much.
+
+    The first verdict comes when the window is full, the next ones every quarter of it. End the command with Ctrl-C.
+
+    Example: hplm place watch plan.json --metrics http://10.0.0.1:8002/metrics --metrics http://10.0.0.2:8002/metrics
+    """
+    planned = Plan.load(plan)
+    window = LoadWindow(list(planned.assumptions.rates), window_s)
+    due_s = time.monotonic() + window_s
+    while True:
+        pages = {}
+        for url in metrics:
+            if (page := metrics_page(url)) is None:
+                console().print(f"{url} does not answer: its requests are missing", style="yellow", markup=False)
+            else:
+                pages[url] = page
+        window.add(pages, time.monotonic())
+        if time.monotonic() >= due_s and window.seconds:
+            for line in verdict_lines(planned, judge(planned, window.observed(), max_stages)):
+                say(line)
+            if once:
+                return
+            due_s = time.monotonic() + window_s / 4
+        time.sleep(every_s)
 
 
 def _print(planned: Plan, as_json: bool) -> None:

@@ -65,11 +65,11 @@ def busy_over_time(
     return (edges[:-1] + width / 2).tolist(), shares
 
 
-def _utilisation(
-    plan: Plan, placement: Placement, stage_times: StageTimes, outcomes: Outcomes, path: Path
-) -> Path:
+def _utilisation(plan: Plan, placement: Placement, stage_times: StageTimes, outcomes: Outcomes, path: Path) -> Path:
     times, shares = busy_over_time(placement, stage_times, outcomes)
-    series = {f"{plan.groups[number].node} {plan.groups[number].devices}": (times, busy) for number, busy in shares.items()}
+    series = {
+        f"{plan.groups[number].node} {plan.groups[number].devices}": (times, busy) for number, busy in shares.items()
+    }
     line_chart(path, series, title="Busy share of each group", x_label="time (s)", y_label="busy share")
     return path
 
@@ -83,7 +83,8 @@ def _attainment(
     path: Path,
 ) -> Path:
     shares = [
-        simulate(placement, stage_times, planned_requests(plan.assumptions, scales(factor))).attainment for factor in FACTORS
+        simulate(placement, stage_times, planned_requests(plan.assumptions, scales(factor))).attainment
+        for factor in FACTORS
     ]
     unit = {"rate": "rate", "cv": "burstiness (cv)", "deadline": "deadlines"}[name]
     line_chart(
@@ -111,7 +112,7 @@ def _by_devices(plan: Plan, path: Path, most_stages: int) -> Path:
 
 
 def attainment_by_devices(plan: Plan, most_stages: int) -> Mapping[float, float]:
-    """Search for the best placement on fewer devices. Return the share in time by the number of devices; 0 if a base lacks room."""
+    """Return the share in time of the best placement on fewer devices, by their number; 0 if a base has no room."""
     nodes, requests = nodes_of(plan), planned_requests(plan.assumptions)
     total = nodes.cluster().devices
     options = SearchOptions(most_stages=most_stages, most_intra=1, cover_every_model=True)

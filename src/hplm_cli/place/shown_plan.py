@@ -60,7 +60,7 @@ def checked(plan: Plan) -> str:
 def outcome_lines(outcomes: Outcomes) -> Iterator[str]:
     """Yield how the requests of each base ended."""
     requests = outcomes.requests
-    rows = [("base", "requests", "in time", "mean ms", "p99 ms")]
+    rows: list[tuple[str, ...]] = [("base", "requests", "in time", "mean ms", "p99 ms")]
     for number, name in enumerate(requests.names):
         of_base = requests.models == number
         if of_base.any():
@@ -69,6 +69,25 @@ def outcome_lines(outcomes: Outcomes) -> Iterator[str]:
             rows.append((name, f"{int(of_base.sum()):,}", f"{float(outcomes.in_time[of_base].mean()):.2%}", *times))
     yield from aligned(rows)
     yield f"{outcomes.attainment:.2%} of {len(requests):,} requests are answered by their deadline"
+
+
+def comparison_lines(predicted: Outcomes, measured: Outcomes) -> Iterator[str]:
+    """Yield the predicted beside the measured answers to the same requests, for each base."""
+    requests = predicted.requests
+    rows: list[tuple[str, ...]] = [
+        ("base", "requests", "predicted in time", "measured in time", "predicted ms", "measured ms")
+    ]
+    for number, name in enumerate(requests.names):
+        of_base = requests.models == number
+        if of_base.any():
+            shares = [f"{float(each.in_time[of_base].mean()):.2%}" for each in (predicted, measured)]
+            both = of_base & ~np.isnan(predicted.ended_s) & ~np.isnan(measured.ended_s)
+            times = [
+                f"{1000 * float(each.latencies_s[both].mean()):.1f}" if both.any() else "-"
+                for each in (predicted, measured)
+            ]
+            rows.append((name, f"{int(of_base.sum()):,}", *shares, *times))
+    yield from aligned(rows)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
