@@ -54,9 +54,7 @@ def test_the_first_devices_are_those_of_the_first_nodes(tmp_path: Path) -> None:
         ({"grpc_port": 70000}, "a port"),
     ],
 )
-def test_a_node_that_is_wrong_is_refused_with_file_and_line(
-    tmp_path: Path, changed: dict[str, Any], said: str
-) -> None:
+def test_a_node_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     path = written(tmp_path, WEST, {**EAST, **changed})
     with pytest.raises(ConfigError) as refused:
         read_cluster(path)
