@@ -79,7 +79,7 @@ class Nodes:
         return cluster_of(self.nodes, self.bytes_per_s)
 
     def first(self, devices: int) -> Nodes:
-        """Return the first so many devices of all nodes."""
+        """Return the first `devices` devices of all nodes."""
         kept = []
         for node in self.nodes:
             count = min(node.devices, devices)
@@ -90,7 +90,7 @@ class Nodes:
 
 
 def shortened(node: PlannedNode, devices: int) -> PlannedNode:
-    """Return a node with its first so many devices alone."""
+    """Return a node with its first `devices` devices alone."""
     return PlannedNode(**{**vars(node), "devices": devices, "cores": node.cores[:devices], "gpus": node.gpus[:devices]})
 
 

@@ -19,6 +19,8 @@ _PROCESS = re.compile(r"(.+?)(?:_plot|_upper(?:_[0-9]+)?)?_[0-9]+_[0-9]+")
 _STAGES = ("plot", "upper")
 # Looks, and texts of a base in each of them, from which a cv is estimated.
 _LEAST_LOOKS, _LEAST_TEXTS = 8, 4
+# The least estimated cv. Equal counts have a cv of 0, which no Gamma distribution has.
+_LEAST_CV = 0.1
 
 
 def texts_of_bases(page: str, bases: Sequence[str]) -> Counter[tuple[str, str, str]]:
@@ -34,7 +36,7 @@ def texts_of_bases(page: str, bases: Sequence[str]) -> Counter[tuple[str, str, s
 
 @dataclass(frozen=True)
 class Observed:
-    """What nodes reported over `seconds`: requests a second of each base, cv of the gaps, and the share answered by then.
+    """The load of all nodes over `seconds`: requests a second of each base, cv of the gaps, and the share that was answered.
 
     `cv` is None if there were too few requests to tell.
     """
@@ -96,4 +98,4 @@ class LoadWindow:
             if len(counts) >= _LEAST_LOOKS and (mean := float(counts.mean())) >= _LEAST_TEXTS:
                 variances += float(counts.var(ddof=1))
                 means += mean
-        return float(np.sqrt(variances / means)) if means else None
+        return max(_LEAST_CV, float(np.sqrt(variances / means))) if means else None

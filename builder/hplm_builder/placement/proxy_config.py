@@ -100,7 +100,7 @@ class ProxiedNode:
 
 @dataclass(frozen=True)
 class ProxyAddress:
-    """Where the proxy listens, for HTTP and for gRPC."""
+    """The address on which the proxy listens, with a port for HTTP and a port for gRPC."""
 
     host: str = "127.0.0.1"
     http_port: int = 8080

@@ -69,14 +69,12 @@ def check_plan(plan: Plan, source: Source, seconds: float) -> Checked:
 def serving(plan: Plan, source: Source) -> Iterator[tuple[Mapping[str, Sequence[str]], str]]:
     """Serve a plan on this machine. Yield the addresses of each base, and words for where it runs."""
     cores = sorted(os.sched_getaffinity(0))
-    local = on_this_machine(plan, cores)
-    needed = len({core for node in local.nodes for device in node.cores for core in device})
-    wanted = sum(len(device) for node in plan.nodes for device in node.cores)
+    local, wanted = on_this_machine(plan, cores)
     where = f"{processor_name()}, {len(cores)} cores"
-    if wanted > needed:
-        where += f", devices with {wanted} cores shared {needed}"
+    if wanted > len(cores):
+        where += f" for devices with {wanted} cores"
         say(
-            f"this machine has fewer cores than the plan: {wanted} cores of devices share {needed}, so it will be slower"
+            f"the plan's devices have {wanted} cores, and this machine has {len(cores)}: answers will be slower than planned"
         )
     with tempfile.TemporaryDirectory(prefix="hplm-place-") as folder:
         applied, logs = Path(folder) / "applied", Path(folder) / "logs"
@@ -115,17 +113,19 @@ def proxied_servers(plan: Plan, servers: Sequence[NodeServer]) -> list[ProxiedNo
     ]
 
 
-def on_this_machine(plan: Plan, cores: Sequence[int]) -> Plan:
-    """Return a plan whose nodes use different cores of this machine, as far as there are enough."""
-    used = 0
+def on_this_machine(plan: Plan, cores: Sequence[int]) -> tuple[Plan, int]:
+    """Return a plan whose devices use different cores of this machine, as far as there are enough, and the cores it wants."""
+    used = {(group.node, device) for group in plan.groups for device in group.devices}
+    wanted = 0
     nodes: list[PlannedNode] = []
     for node in plan.nodes:
         devices = []
-        for device in node.cores:
-            devices.append(tuple(sorted({cores[(used + place) % len(cores)] for place in range(len(device))})))
-            used += len(device)
+        for number, device in enumerate(node.cores):
+            first = wanted if (node.name, number) in used else 0
+            devices.append(tuple(sorted({cores[(first + place) % len(cores)] for place in range(len(device))})))
+            wanted += len(device) if (node.name, number) in used else 0
         nodes.append(replace(node, cores=tuple(devices)))
-    return replace(plan, nodes=tuple(nodes))
+    return replace(plan, nodes=tuple(nodes)), wanted
 
 
 def askable_tenants(source: Source, names: Sequence[str]) -> dict[str, list[str]]:

@@ -249,13 +249,13 @@ def watch(
     planned = Plan.load(plan)
     window = LoadWindow(list(planned.assumptions.rates), window_s)
     due_s = time.monotonic() + window_s
+    silent: set[str] = set()
     while True:
-        pages = {}
-        for url in metrics:
-            if (page := metrics_page(url)) is None:
-                console().print(f"{url} does not answer: its requests are missing", style="yellow", markup=False)
-            else:
-                pages[url] = page
+        found = {url: metrics_page(url) for url in metrics}
+        pages = {url: page for url, page in found.items() if page is not None}
+        for url in found.keys() - pages.keys() - silent:
+            console().print(f"{url} does not answer: its requests are missing", style="yellow", markup=False)
+        silent = found.keys() - pages.keys()
         window.add(pages, time.monotonic())
         if time.monotonic() >= due_s and window.seconds:
             for line in verdict_lines(planned, judge(planned, window.observed(), max_stages)):
