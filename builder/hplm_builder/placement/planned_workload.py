@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from hplm.workloads.windows import fit_windows
 WINDOW_S = 60.0
 # The requests of a simulation at most: a plan is for a steady workload, and more requests change no digit that is shown.
 MOST_REQUESTS = 5_000_000
+# The deadline of a request that is late when it reaches the first stage, in seconds: no stage is so quick.
+_PASSED_S = 1e-9
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,19 @@ def trace_assumptions(
 
 
 def planned_requests(assumed: Assumptions, scales: Scales | None = None) -> ModelRequests:
-    """Draw the requests of a plan's workload. The same assumptions and scales give the same requests.
+    """Draw the requests of a plan's workload as the placed stages see them: each deadline is less the time outside of them.
+
+    The same assumptions and scales give the same requests as `sent_requests`. Raises as `sent_requests` does.
+    """
+    requests = sent_requests(assumed, scales)
+    outside_s = np.array([assumed.outside_ms.get(base, 0.0) / 1000 for base in requests.names])
+    # A deadline that is over before the first stage cannot be met.
+    deadlines_s = np.maximum(requests.deadlines_s - outside_s[requests.models], _PASSED_S)
+    return replace(requests, deadlines_s=deadlines_s)
+
+
+def sent_requests(assumed: Assumptions, scales: Scales | None = None) -> ModelRequests:
+    """Draw the requests of a plan's workload as clients send them. The same assumptions and scales give the same requests.
 
     Raises ConfigError if there are far too many requests or none, DataError if the trace cannot be read.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hplm.placement.measured import served_model
-
 from hplm.errors import ConfigError
+from hplm.models import base_folder
+from hplm.placement.measured import outside_s, served_model
 from hplm.placement.plan import Assumptions, Plan, TenantRule
 from hplm.placement.search.enumeration import SearchOptions, SearchResult, search
 from hplm.placement.search.robust import covers_every_model, survives_any_node
@@ -29,27 +29,33 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class MeasuredBases:
-    """The bases of a repository as placement sees them, and the bytes of a tenant's adapter of each."""
+    """The bases of a repository as placement sees them, and by base: a tenant's bytes, and the time outside of the stages."""
 
     models: tuple[ServedModel, ...]
     adapter_bytes: Mapping[str, int]
+    outside_ms: dict[str, float]
     warnings: tuple[str, ...] = ()
 
 
-def measured_bases(source: Source, names: Sequence[str], tokens: int, nodes: Nodes) -> MeasuredBases:
-    """Return bases of a repository by their newest full profile. Raises ConfigError if a base has no profile."""
-    models, adapter_bytes, warnings = [], {}, []
+def measured_bases(source: Source, names: Sequence[str], tokens: int, hop_s: float, nodes: Nodes) -> MeasuredBases:
+    """Return bases of a repository by their newest full profile. Raises ConfigError if a base has no profile.
+
+    `tokens` is the length of a usual text, `hop_s` the seconds from a stage to the next.
+    """
+    models, adapter_bytes, outside_ms, warnings = [], {}, {}, []
     for name in names:
         base = source.base(name)
         profile = _newest_profile(source, base.base, name)
-        model = replace(served_model(profile, tokens), name=name)
+        hidden_size = base_folder.read(source.store.base(base.base), verify=False).config.hidden_size
+        model = replace(served_model(profile, tokens, hidden_size=hidden_size, hop_s=hop_s), name=name)
         if base.form == "fused":
             # A fused model computes all layers in one process, so it has one layer for the search.
             model = replace(model, layer_s=(model.latency_s,), layer_bytes=(model.weight_bytes,))
         models.append(model)
         adapter_bytes[name] = profile.memory.adapter
+        outside_ms[name] = round(1000 * outside_s(profile, tokens), 3)
         warnings += _differences(name, profile, nodes)
-    return MeasuredBases(tuple(models), adapter_bytes, tuple(warnings))
+    return MeasuredBases(tuple(models), adapter_bytes, outside_ms, tuple(warnings))
 
 
 def plan_placement(

@@ -76,7 +76,8 @@ class Assumptions:
     """The workload that a plan was made for: requests/s by base, cv of the gaps, deadline in ms by base, tokens a request.
 
     `trace` is the CSV file whose arrivals were replayed; if it is empty, the gaps were drawn (Gamma). `duration_s` and `seed`
-    are those of the simulated workload.
+    are those of the simulated workload. `outside_ms` is the time of a request of each base outside of the placed stages: of the
+    client, Triton and the look-up stage.
     """
 
     rates: dict[str, float]
@@ -87,6 +88,7 @@ class Assumptions:
     trace: str = ""
     duration_s: float = 600.0
     seed: int = 0
+    outside_ms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
