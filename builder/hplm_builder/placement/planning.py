@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 from hplm.errors import ConfigError
 from hplm.models import base_folder
+from hplm.placement.cluster import Cluster
 from hplm.placement.measured import outside_s, served_model
 from hplm.placement.plan import Assumptions, Plan, TenantRule
 from hplm.placement.search.enumeration import SearchOptions, SearchResult, search
+from hplm.placement.search.fewest_devices import fewest_devices
 from hplm.placement.search.robust import covers_every_model, survives_any_node
 from hplm.placement.search.tenants import TenantLoad, place_tenants
 from hplm.placement.served_model import ServedModel
@@ -68,7 +70,7 @@ def plan_placement(
 ) -> Plan:
     """Search for the placement with the most requests in time, and return its plan."""
     requests = planned_requests(assumed)
-    result = _searched(measured.models, nodes, requests, options, progress)
+    result = _searched(measured.models, nodes.cluster(), requests, options, progress)
     placement = with_one_cut(result.placement, nodes)
     cluster, names = nodes.cluster(), [model.name for model in measured.models]
     if options.required_nodes and not covers_every_model(placement, names):
@@ -93,7 +95,7 @@ def plan_placement(
     return replace(plan, tenants=_tenant_rule(plan, tenants))
 
 
-def fewest_devices(
+def fewest_nodes(
     target: float,
     measured: MeasuredBases,
     nodes: Nodes,
@@ -103,31 +105,31 @@ def fewest_devices(
 ) -> Nodes:
     """Return the fewest first devices of all nodes with which the share of requests in time is `target` or more.
 
-    A binary search: with more devices the share hardly ever falls. Raises ConfigError if all devices do not suffice.
+    Raises ConfigError if all devices do not suffice.
     """
-    requests = planned_requests(assumed)
 
-    def share(devices: int) -> float:
-        try:
-            return _searched(measured.models, nodes.first(devices), requests, options, progress).attainment
-        except ConfigError:
-            # So few devices hold not every base.
-            return 0.0
+    def find(
+        models: Sequence[ServedModel], cluster: Cluster, requests: ModelRequests, options: SearchOptions | None = None
+    ) -> SearchResult:
+        return _searched(models, cluster, requests, options, progress)
 
-    total = nodes.cluster().devices
-    if (best := share(total)) < target:
-        raise ConfigError(
-            f"all {total} devices answer {best:.2%} of the requests in time, {target:.2%} were expected: add devices to the "
-            "cluster file, or give longer deadlines"
-        )
-    too_few, enough = 0, total
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        if share(middle) >= target:
-            enough = middle
-        else:
-            too_few = middle
-    return nodes.first(enough)
+    found = fewest_devices(
+        measured.models,
+        lambda devices: nodes.first(devices).cluster(),
+        planned_requests(assumed),
+        target,
+        options,
+        most_devices=nodes.cluster().devices,
+        find=find,
+    )
+    return nodes.first(found.devices)
+
+
+def search_options(most_stages: int, *, survive_any_node: bool) -> SearchOptions:
+    """Return the options of a search for real nodes: every base is placed, and no layer is divided among devices."""
+    return SearchOptions(
+        most_stages=most_stages, most_intra=1, cover_every_model=True, survive_any_node=survive_any_node
+    )
 
 
 def tenant_loads(
@@ -151,16 +153,16 @@ def tenant_loads(
 
 
 def _searched(
-    models: Sequence[ServedModel], nodes: Nodes, requests: ModelRequests, options: SearchOptions, progress: Progress
+    models: Sequence[ServedModel],
+    cluster: Cluster,
+    requests: ModelRequests,
+    options: SearchOptions | None,
+    progress: Progress,
 ) -> SearchResult:
-    devices = nodes.cluster().devices
-
     def report(done: int, steps: int, said: str) -> None:
-        progress(f"{devices} devices: {said}", done / steps)
+        progress(f"{cluster.devices} devices: {said}", done / steps)
 
-    if options.survive_any_node and len(nodes.nodes) < 2:
-        raise ConfigError("a plan that survives the loss of any node needs two nodes: add a node to the cluster file")
-    return search(models, nodes.cluster(), requests, options, progress=report)
+    return search(models, cluster, requests, options, progress=report)
 
 
 def _tenant_rule(plan: Plan, tenants: Sequence[TenantLoad]) -> TenantRule:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from hplm_builder.placement.apply_plan import Source, write_folders
 from hplm_builder.placement.plan_build import bases_of_nodes, placement_of, stage_times_of
-from hplm_builder.placement.planned_workload import planned_requests
+from hplm_builder.placement.planned_workload import planned_requests, sent_requests
 from hplm_builder.placement.proxy_config import ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
 from hplm_builder.profiles.stage_timings import WORDS
@@ -52,10 +52,11 @@ class Checked:
 
 def check_plan(plan: Plan, source: Source, seconds: float) -> Checked:
     """Serve a plan on this machine, replay `seconds` of its workload, and compare with the prediction for these requests."""
-    requests = planned_requests(replace(plan.assumptions, duration_s=min(seconds, plan.assumptions.duration_s)))
+    assumed = replace(plan.assumptions, duration_s=min(seconds, plan.assumptions.duration_s))
+    requests = sent_requests(assumed)
     if not len(requests):
         raise ConfigError(f"the workload has no request in {seconds:g} s: give a longer --seconds")
-    predicted = simulate(placement_of(plan), stage_times_of(plan), requests)
+    predicted = simulate(placement_of(plan), stage_times_of(plan), planned_requests(assumed))
     tenants = askable_tenants(source, list(requests.names))
     texts = random_texts(plan.assumptions.tokens, min(len(requests), MOST_TEXTS))
     with serving(plan, source) as (urls, where):

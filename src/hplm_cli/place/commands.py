@@ -13,16 +13,22 @@ import typer
 from hplm_builder.placement.apply_plan import Source, apply_plan, serve_command
 from hplm_builder.placement.cluster_file import read_cluster
 from hplm_builder.placement.observed_load import LoadWindow
-from hplm_builder.placement.plan_build import placement_of, stage_times_of
+from hplm_builder.placement.plan_build import nodes_of, placement_of, stage_times_of
 from hplm_builder.placement.plan_file import read_tenant_rates, write_plan
 from hplm_builder.placement.planned_workload import Scales, planned_requests
-from hplm_builder.placement.planning import fewest_devices, measured_bases, plan_placement, tenant_loads
+from hplm_builder.placement.planning import (
+    fewest_nodes,
+    measured_bases,
+    plan_placement,
+    search_options,
+    tenant_loads,
+)
 from hplm_builder.placement.proxy_config import CONFIG_FILE, ProxyAddress
 from hplm_client.cli.display import console
 from hplm_client.cli.options import JsonOption
 
 from hplm.placement.plan import Plan
-from hplm.placement.search.enumeration import SearchOptions
+from hplm.placement.search.explain import explain as explain_placement
 from hplm.placement.simulation import simulate
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.reporting.terminal_text import say
@@ -63,6 +69,9 @@ def plan(
     trace: TraceOption = None,
     deadline_ms: DeadlineOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a usual text.")] = 32,
+    hop_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds from a stage to the next, besides the time of the bytes.")
+    ] = 1.0,
     seconds: SecondsOption = None,
     seed: SeedOption = None,
     max_stages: Annotated[
@@ -100,24 +109,18 @@ def plan(
     source, nodes = Source.read(models), read_cluster(cluster)
     known = [base.name for base in source.bases]
     rates = numbers_by_base("--rate", rate, known)
-    measured = measured_bases(source, list(rates) or known, tokens, nodes)
-    deadlines = deadlines_ms(deadline_ms, measured.models)
-    assumed = assumed_workload(measured.models, rates, cv, trace, deadlines, tokens, seconds, seed)
+    measured = measured_bases(source, list(rates) or known, tokens, hop_ms / 1000, nodes)
+    deadlines = deadlines_ms(deadline_ms, measured.models, measured.outside_ms)
+    assumed = assumed_workload(measured.models, rates, cv, trace, deadlines, tokens, seconds, seed, measured.outside_ms)
     by_tenant = read_tenant_rates(tenant_rates) if tenant_rates else {}
     loads = tenant_loads(source, measured, assumed.rates, by_tenant)
-    options = SearchOptions(
-        method="full" if full else "fast",
-        most_stages=max_stages,
-        most_intra=1,
-        cover_every_model=True,
-        survive_any_node=survive_any_node,
-    )
+    options = replace(search_options(max_stages, survive_any_node=survive_any_node), method="full" if full else "fast")
     for warning in measured.warnings:
         console().print(f"warning: {warning}: measure again on such a device", style="yellow", markup=False)
     with progress_bars() as bars:
         report = bar_report(bars, "search", of_all=True)
         if fewest:
-            nodes = fewest_devices(target, measured, nodes, assumed, options, report)
+            nodes = fewest_nodes(target, measured, nodes, assumed, options, report)
         made = plan_placement(measured, nodes, assumed, options, loads, report)
     write_plan(made, out)
     _print(made, as_json)
@@ -155,7 +158,7 @@ def simulate_plan(
         rates=numbers_by_base("--rate", rate, list(assumed.rates)),
         cv=cv,
         trace=trace,
-        deadline_ms=deadlines_ms(deadline_ms, planned.models) if deadline_ms else None,
+        deadline_ms=deadlines_ms(deadline_ms, planned.models, assumed.outside_ms) if deadline_ms else None,
         seconds=seconds,
         seed=seed,
     )
@@ -169,8 +172,44 @@ def simulate_plan(
         }
         say(json.dumps({"attainment": outcomes.attainment, "requests": len(requests), "of_base": shares}))
         return
-    for line in outcome_lines(outcomes):
+    for line in outcome_lines(outcomes, assumed.outside_ms):
         say(line)
+
+
+@app.command()
+def explain(
+    plan: PlanArgument,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="Also draw pictures to this folder: utilisation, and the share in time by workload."),
+    ] = None,
+    png: Annotated[bool, typer.Option("--png", help="Draw .png files in place of .svg files.")] = False,
+    max_stages: Annotated[int, typer.Option(min=1, help="Stages that a new search tries at most.")] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why each base is where it is, which bases limit, and what more devices or longer deadlines would bring.
+
+    Example: hplm place explain plan.json --pictures pictures
+    """
+    planned = Plan.load(plan)
+    explanation = explain_placement(
+        placement_of(planned),
+        planned.models,
+        nodes_of(planned).cluster(),
+        planned_requests(planned.assumptions),
+        search_options(max_stages, survive_any_node=planned.survives_any_node),
+    )
+    if as_json:
+        say(json.dumps(dataclasses.asdict(explanation), ensure_ascii=False))
+    else:
+        for line in explanation.lines():
+            say(line)
+    if pictures is not None:
+        # Imported here, because matplotlib takes a second.
+        from hplm_cli.place.pictures import draw_pictures
+
+        for path in draw_pictures(planned, pictures, "png" if png else "svg", max_stages):
+            console().print(f"wrote {path}", markup=False)
 
 
 @app.command()
@@ -221,7 +260,7 @@ def check(
     if as_json:
         say(json.dumps({**dataclasses.asdict(found.result), "error": found.result.error}))
         return
-    for line in comparison_lines(found.predicted, found.measured):
+    for line in comparison_lines(found.predicted, found.measured, planned.assumptions.outside_ms):
         say(line)
     say(f"predicted {found.result.predicted:.2%}, measured {found.result.measured:.2%}: error {found.result.error:.3f}")
     console().print(f"noted in {plan}", markup=False)

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 from hplm_builder.placement.plan_build import nodes_of, placement_of, stage_times_of, with_one_cut
 from hplm_builder.placement.planned_workload import Scales, planned_requests
+from hplm_builder.placement.planning import search_options
 
 from hplm.errors import ConfigError
 from hplm.placement.outcomes import Outcomes
 from hplm.placement.placement import Placement
 from hplm.placement.plan import Plan
-from hplm.placement.search.enumeration import SearchOptions, search
+from hplm.placement.search.enumeration import search
 from hplm.placement.simulation import simulate
 from hplm.placement.stage_times import StageTimes
 from hplm.reporting.charts import line_chart
@@ -115,7 +116,7 @@ def attainment_by_devices(plan: Plan, most_stages: int) -> Mapping[float, float]
     """Return the share in time of the best placement on fewer devices, by their number; 0 if a base has no room."""
     nodes, requests = nodes_of(plan), planned_requests(plan.assumptions)
     total = nodes.cluster().devices
-    options = SearchOptions(most_stages=most_stages, most_intra=1, cover_every_model=True)
+    options = search_options(most_stages, survive_any_node=False)
     shares: dict[float, float] = {}
     for count in sorted({max(1, round(total * point / DEVICE_POINTS)) for point in range(1, DEVICE_POINTS + 1)}):
         fewer = nodes.first(count)

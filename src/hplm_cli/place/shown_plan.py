@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def checked(plan: Plan) -> str:
     )
 
 
-def outcome_lines(outcomes: Outcomes) -> Iterator[str]:
+def outcome_lines(outcomes: Outcomes, outside_ms: Mapping[str, float]) -> Iterator[str]:
     """Yield how the requests of each base ended."""
     requests = outcomes.requests
     rows: list[tuple[str, ...]] = [("base", "requests", "in time", "mean ms", "p99 ms")]
@@ -65,13 +65,14 @@ def outcome_lines(outcomes: Outcomes) -> Iterator[str]:
         of_base = requests.models == number
         if of_base.any():
             answered = outcomes.latencies_s[of_base & ~np.isnan(outcomes.ended_s)]
-            times = [f"{1000 * float(value):.1f}" for value in _mean_and_p99(answered)] or ["-", "-"]
+            more_ms = outside_ms.get(name, 0.0)
+            times = [f"{1000 * value + more_ms:.1f}" for value in _mean_and_p99(answered)] or ["-", "-"]
             rows.append((name, f"{int(of_base.sum()):,}", f"{float(outcomes.in_time[of_base].mean()):.2%}", *times))
     yield from aligned(rows)
     yield f"{outcomes.attainment:.2%} of {len(requests):,} requests are answered by their deadline"
 
 
-def comparison_lines(predicted: Outcomes, measured: Outcomes) -> Iterator[str]:
+def comparison_lines(predicted: Outcomes, measured: Outcomes, outside_ms: Mapping[str, float]) -> Iterator[str]:
     """Yield the predicted beside the measured answers to the same requests, for each base."""
     requests = predicted.requests
     rows: list[tuple[str, ...]] = [
@@ -82,10 +83,11 @@ def comparison_lines(predicted: Outcomes, measured: Outcomes) -> Iterator[str]:
         if of_base.any():
             shares = [f"{float(each.in_time[of_base].mean()):.2%}" for each in (predicted, measured)]
             both = of_base & ~np.isnan(predicted.ended_s) & ~np.isnan(measured.ended_s)
-            times = [
-                f"{1000 * float(each.latencies_s[both].mean()):.1f}" if both.any() else "-"
-                for each in (predicted, measured)
+            mean_ms = [
+                1000 * float(each.latencies_s[both].mean()) if both.any() else np.nan for each in (predicted, measured)
             ]
+            mean_ms[0] += outside_ms.get(name, 0.0)
+            times = ["-" if np.isnan(ms) else f"{ms:.1f}" for ms in mean_ms]
             rows.append((name, f"{int(of_base.sum()):,}", *shares, *times))
     yield from aligned(rows)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from hplm_builder.placement.observed_load import Observed
 from hplm_builder.placement.plan_build import nodes_of, placement_of, stage_times_of, with_one_cut
 from hplm_builder.placement.planned_workload import planned_requests
+from hplm_builder.placement.planning import search_options
 
 from hplm.placement.plan import Plan
-from hplm.placement.search.enumeration import SearchOptions, search
+from hplm.placement.search.enumeration import search
 from hplm.placement.simulation import simulate
 from hplm.runtime.local_http import LOCAL_HTTP
 
@@ -57,9 +58,7 @@ def judge(plan: Plan, observed: Observed, most_stages: int) -> Verdict:
     requests = planned_requests(load)
     stage_times = stage_times_of(plan)
     kept = simulate(placement_of(plan), stage_times, requests).attainment
-    options = SearchOptions(
-        most_stages=most_stages, most_intra=1, cover_every_model=True, survive_any_node=plan.survives_any_node
-    )
+    options = search_options(most_stages, survive_any_node=plan.survives_any_node)
     nodes = nodes_of(plan)
     found = search(plan.models, nodes.cluster(), requests, options, stage_times=stage_times)
     other = simulate(with_one_cut(found.placement, nodes), stage_times, requests).attainment

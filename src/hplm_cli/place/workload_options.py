@@ -61,7 +61,9 @@ def numbers_by_base(option: str, values: Sequence[str] | None, known: Sequence[s
     return numbers
 
 
-def deadlines_ms(values: Sequence[str] | None, models: Sequence[ServedModel]) -> dict[str, float]:
+def deadlines_ms(
+    values: Sequence[str] | None, models: Sequence[ServedModel], outside_ms: Mapping[str, float]
+) -> dict[str, float]:
     """Return the deadline of each base in ms: its own, that of all bases, or a multiple of its latency."""
     plain = [value for value in values or () if "=" not in value]
     if len(plain) > 1:
@@ -70,10 +72,8 @@ def deadlines_ms(values: Sequence[str] | None, models: Sequence[ServedModel]) ->
         "--deadline-ms", [value for value in values or () if "=" in value], [model.name for model in models]
     )
     for_all = _number("--deadline-ms", plain[0]) if plain else None
-    return {
-        model.name: own.get(model.name, for_all or round(1000 * DEADLINE_SCALE * model.latency_s, 1))
-        for model in models
-    }
+    latency_ms = {model.name: 1000 * model.latency_s + outside_ms.get(model.name, 0.0) for model in models}
+    return {base: own.get(base, for_all or round(DEADLINE_SCALE * ms, 1)) for base, ms in latency_ms.items()}
 
 
 def assumed_workload(
@@ -85,6 +85,7 @@ def assumed_workload(
     tokens: int,
     seconds: float | None,
     seed: int | None,
+    outside_ms: Mapping[str, float],
 ) -> Assumptions:
     """Return the assumptions that the options describe. Raises ConfigError, or DataError if the trace cannot be read."""
     if trace is not None and cv is not None:
@@ -110,7 +111,7 @@ def assumed_workload(
             str(trace.absolute()),
             length_s,
         )
-    return changed_workload(workload, seconds=seconds, seed=seed)
+    return replace(changed_workload(workload, seconds=seconds, seed=seed), outside_ms=dict(outside_ms))
 
 
 def changed_workload(

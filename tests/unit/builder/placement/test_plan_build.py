@@ -16,7 +16,7 @@ from hplm_builder.placement.plan_build import (
     with_one_cut,
 )
 from hplm_builder.placement.plan_file import write_plan
-from hplm_builder.placement.planned_workload import Scales, planned_requests
+from hplm_builder.placement.planned_workload import Scales, planned_requests, sent_requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,6 +151,15 @@ def test_the_workload_of_a_plan_can_be_scaled() -> None:
     assert len(scaled) == pytest.approx(2 * len(usual), rel=0.4)
     assert set(scaled.deadlines_s) == {0.25}
     assert (planned_requests(ASSUMED).times_s == usual.times_s).all()
+
+
+def test_the_stages_have_the_deadline_less_the_time_outside_of_them() -> None:
+    assumed = replace(ASSUMED, outside_ms={"hbert": 100.0})
+    assert set(planned_requests(assumed).deadlines_s) == {0.4}
+    assert set(sent_requests(assumed).deadlines_s) == {0.5}
+    late = planned_requests(replace(ASSUMED, outside_ms={"hbert": 600.0}))
+    plan = making.make_plan()
+    assert simulate(placement_of(plan), stage_times_of(plan), late).attainment == 0.0
 
 
 def test_a_trace_is_played_at_the_rates_of_the_plan(tmp_path: Path) -> None:
