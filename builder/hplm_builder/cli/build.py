@@ -567,7 +567,7 @@ SETTINGS_OF_OPTION = {
     "slots": {"num_slots"},
     "reduction_factor": {"reduction_factor"},
     "quantization": {"quantization"},
-    # Other stages have other cores.
+    # Kept cores would not fit another number of stages.
     "stages": {"stage_layers", "stage_cores"},
     "cut": {"stage_layers", "stage_cores"},
     "cores": {"stage_cores"},

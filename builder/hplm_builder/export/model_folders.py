@@ -154,7 +154,7 @@ def export(
     computing = earlier_encode[0] if earlier_encode else base_roles(name).encode
     encode_roles = [fused_role(name)] if fused else _encode_roles(name, upper.encode_stages)
     if gpus is None:
-        # Other stages than before have other GPUs.
+        # Kept GPUs would not fit another number of stages.
         is_same = len(earlier_encode) == len(encode_roles)
         gpus = tuple(_gpus_of(target / role.name) for role in earlier_encode) if is_same else ()
     if gpus and len(gpus) != len(encode_roles):

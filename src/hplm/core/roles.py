@@ -150,7 +150,7 @@ def check_model_name(name: str) -> None:
     """Check a name by which clients shall call a base. Raises ConfigError if it is invalid, or means another model."""
     check_name_of("--name", name)
     if name in RESERVED or _PART.fullmatch(name):
-        endings = f"{LOOK_UP_SUFFIX}, {ENCODE_SUFFIX}, {ENCODE_SUFFIX} and a number, or {DISPATCH_SUFFIX}"
+        endings = f"{LOOK_UP_SUFFIX}, {ENCODE_SUFFIX}, {ENCODE_SUFFIX}_NUMBER or {DISPATCH_SUFFIX}"
         raise ConfigError(
             f"--name: {name!r} cannot be the model of a base: {', '.join(sorted(RESERVED))} are other models, and names of "
             f"a base's further models end with {endings}; choose another name"

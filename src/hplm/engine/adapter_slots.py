@@ -207,7 +207,7 @@ class AdapterSlots:
 
     def staged(self, packed: PackedAdapter) -> PackedAdapter:
         """Return the same weights in the memory from which slots are filled fastest: pinned with CUDA, else unchanged."""
-        if self._stream is None:
+        if self._stream is None or not self._num_layers:
             return packed
         try:
             pinned = torch.from_numpy(packed.weights).pin_memory()

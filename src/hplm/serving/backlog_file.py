@@ -1,4 +1,4 @@
-"""The file by which an encode stage tells the stages before it, which are other processes, which requests wait for it."""
+"""The file by which an encode stage tells earlier stages, in other processes, which requests wait in its queue."""
 
 from __future__ import annotations
 

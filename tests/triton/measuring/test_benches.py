@@ -17,6 +17,7 @@ from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.papers.batching import batching
 from hplm_loadtest.benchmarks.papers.schedulers import Setting, schedulers
+from hplm_loadtest.benchmarks.placement.encode_stages import FORMS, encode_stages
 from hplm_loadtest.benchmarks.serving.burst import burst
 from hplm_loadtest.benchmarks.serving.overload import overload
 from hplm_loadtest.benchmarks.serving.pipeline import pipeline
@@ -225,6 +226,14 @@ def test_route_measures_both_models_of_one_server(fleet: Path) -> None:
     assert all(row["requests_per_s"] > 0 and row["p50_ms"] > 0 and not row["unanswered"] for row in report.rows)
     assert "hplm" in report.rows[1]["cpu_ms"]
     assert {goal.id for goal in report.goals} == {"route-cost", "route-share", "route-unanswered"}
+
+
+def test_stages_measures_two_encode_stages_beside_one(fleet: Path) -> None:
+    report = encode_stages(fleet, "pool", rounds=1, singles=10, in_flight=8, seconds=0.5, forms=FORMS[::2])
+    assert [row["server"] for row in report.rows] == ["1 stage, 2 threads", "2 stages"]
+    assert all(row["requests_per_s"] > 0 and row["p50_ms"] > 0 and not row["unanswered"] for row in report.rows)
+    assert {"hbert_upper_1", "hbert_upper_2"} < set(report.rows[1]["cpu_ms"])
+    assert report.rows[0]["rate_x"] == report.rows[0]["p50_x"] == 1.0
 
 
 def test_access_throughput_measures_a_server_with_keys_beside_a_server_without(fleet: Path) -> None:
