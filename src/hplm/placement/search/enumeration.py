@@ -13,6 +13,7 @@ from hplm.placement.placement import Group, ParallelConfig, Placement
 from hplm.placement.search.buckets import device_splits, model_buckets
 from hplm.placement.search.greedy import Selected, beam_selection, fast_selection
 from hplm.placement.search.partitions import blocks_of, equal_groups, group_sizes, parallel_configs
+from hplm.placement.search.refinement import refined
 from hplm.placement.search.robust import covers_every_model, survives_any_node
 from hplm.placement.search.scores import Score, Simulator, in_windows
 from hplm.placement.search.selection import Groups, Problem
@@ -38,6 +39,8 @@ class SearchOptions:
     most_discrepancy, most_splits: limits of the divisions of devices among buckets, see `device_splits`.
     cover_every_model: refuse placements that leave a model out.
     survive_any_node: refuse placements that lose a model when any one node fails.
+    refined: the best configurations of each bucket that are improved by small moves; see `refinement`.
+    refining_simulations: the most simulations for each of them.
     most_requests: the search simulates about this number of requests at most. The result's attainment is that of all requests.
     """
 
@@ -54,12 +57,22 @@ class SearchOptions:
     most_splits: int = 5
     cover_every_model: bool = False
     survive_any_node: bool = False
+    refined: int = 3
+    refining_simulations: int = 300
     most_requests: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in ("fast", "full"):
             raise ConfigError(f"method: 'fast' or 'full' was expected, got {self.method!r}")
-        for name in ("beam", "most_group_devices", "most_stages", "most_intra", "most_buckets", "most_splits"):
+        for name in (
+            "beam",
+            "refining_simulations",
+            "most_group_devices",
+            "most_stages",
+            "most_intra",
+            "most_buckets",
+            "most_splits",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: a number of 1 or more was expected, got {getattr(self, name)}")
         if self.bucket_ratio < 1 or self.most_discrepancy < 1:
@@ -193,6 +206,7 @@ class _Searcher:
         simulator = Simulator(problem.stage_times, problem.requests)
         blocks = blocks_of(devices, problem.cluster, options.span_nodes)
         best: Selected | None = None
+        found: list[tuple[Groups, Selected]] = []
         for config, groups in self._partitions(blocks):
             fitted = Groups(problem, groups)
             trial = Trial(len(problem.models), len(devices), config, len(groups), fitted.most_served(), 0, True)
@@ -207,12 +221,24 @@ class _Searcher:
                 selected = fast_selection(fitted, simulator)
             used = simulator.simulations - before
             self.log.append(replace(trial, attainment=selected.score.attainment, simulations=used, skipped=False))
+            found.append((fitted, selected))
             if best is None or selected.score > best.score:
                 best = selected
-        self.simulations += simulator.simulations
         if best is None:
             raise ConfigError(f"no group can be formed of {len(devices)} devices within the limits {options}")
+        for fitted, selected in self._to_refine(found):
+            improved = refined(fitted, simulator, selected, options.refining_simulations)
+            best = max(best, improved, key=lambda one: one.score)
+        self.simulations += simulator.simulations
         return best
+
+    def _to_refine(self, found: Sequence[tuple[Groups, Selected]]) -> list[tuple[Groups, Selected]]:
+        """Return the best selections, and that without parallelism: so no search is worse than selective replication."""
+        if not self.options.refined:
+            return []
+        ranked = sorted(found, key=lambda pair: pair[1].score, reverse=True)
+        single = [pair for pair in ranked[self.options.refined :] if pair[0].groups[0].config == ParallelConfig()]
+        return ranked[: self.options.refined] + single
 
     def _partitions(self, blocks: Sequence[Sequence[int]]) -> list[tuple[ParallelConfig, tuple[Group, ...]]]:
         options = self.options

@@ -92,14 +92,14 @@ def _next_pair(groups: Groups, selection: Selection, outcomes: Outcomes) -> tupl
     number_of = {name: number for number, name in enumerate(requests.names)}
     counts = np.bincount(requests.models, minlength=len(number_of))
     unserved = np.bincount(requests.models[~outcomes.in_time], minlength=len(number_of))
-    utilisation = _utilisation(groups, outcomes)
+    busy = utilisation(groups, outcomes)
 
     def urgency(name: str) -> tuple[int, int, str]:
         number = number_of.get(name)
         return (0, 0, name) if number is None else (-int(unserved[number]), -int(counts[number]), name)
 
     def load(name: str, group: int) -> tuple[bool, float, int]:
-        return not groups.in_time(name, group), float(utilisation[group]), group
+        return not groups.in_time(name, group), float(busy[group]), group
 
     for name in sorted(groups.lacking(selection), key=urgency):
         available = groups.groups_for_copy(selection, name)
@@ -113,6 +113,6 @@ def _next_pair(groups: Groups, selection: Selection, outcomes: Outcomes) -> tupl
     return None
 
 
-def _utilisation(groups: Groups, outcomes: Outcomes) -> npt.NDArray[np.float64]:
+def utilisation(groups: Groups, outcomes: Outcomes) -> npt.NDArray[np.float64]:
     """Return the mean busy seconds of each group's devices, `[groups]`."""
     return np.array([outcomes.busy_s[list(group.devices)].mean() for group in groups.groups])

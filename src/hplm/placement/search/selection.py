@@ -109,6 +109,24 @@ class Groups:
         free[group] = tuple(left - need for left, need in zip(free[group], fit.stage_bytes, strict=True))
         return Selection(selection.placement.with_model(name, group), tuple(free))
 
+    def release(self, selection: Selection, name: str, group: int) -> Selection:
+        """Return the selection without a model that the group holds."""
+        fit = self.fit(name, group)
+        assert fit is not None
+        free = list(selection.free_bytes)
+        free[group] = tuple(left + freed for left, freed in zip(free[group], fit.stage_bytes, strict=True))
+        models = list(selection.placement.models)
+        models[group] = tuple(held for held in models[group] if held != name)
+        return Selection(Placement(self.groups, tuple(models)), tuple(free))
+
+    def selection_of(self, placement: Placement) -> Selection:
+        """Return the selection of a placement in these groups."""
+        selection = self.empty()
+        for group, names in enumerate(placement.models):
+            for name in names:
+                selection = self.assign(selection, name, group)
+        return selection
+
     def copies(self, selection: Selection, name: str) -> int:
         """Return the required copies of a model that exist: its groups that share no node, at most as many as required."""
         required = self.problem.required_nodes
