@@ -7,9 +7,10 @@ models one after another (as steady as MAF1), or by a power law and with a highe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
+from hplm.placement.table1 import ModelSet
 from hplm_loadtest.benchmarks.placement.figure import (
     TARGET,
     Chart,
@@ -19,12 +20,21 @@ from hplm_loadtest.benchmarks.placement.figure import (
     crossing,
     first_reaching,
 )
-from hplm_loadtest.benchmarks.placement.systems import CLOCKWORK, REPLICATED, SEARCHED, Asked, Traffic, attainments
+from hplm_loadtest.benchmarks.placement.systems import (
+    CLOCKWORK,
+    REPLICATED,
+    SEARCHED,
+    Asked,
+    Kind,
+    Traffic,
+    Variable,
+    attainments,
+)
 
 SECONDS = 600.0
-Variable = Literal["devices", "rate", "cv", "deadline scale"]
+Axis = Variable | Literal["devices"]
 # What the paper claims at 99 %: fewer devices, a higher rate, a higher cv, a tighter deadline.
-PAPER_RATIOS: dict[Variable, float] = {"devices": 2.3, "rate": 10.0, "cv": 6.0, "deadline scale": 2.5}
+PAPER_RATIOS: dict[Axis, float] = {"devices": 2.3, "rate": 10.0, "cv": 6.0, "deadline scale": 2.5}
 # A system that answers at most so much less counts as equal: about one request in 300.
 EQUAL = 0.003
 
@@ -35,7 +45,7 @@ class Column:
 
     traffic: Traffic
     devices: int
-    values: dict[Variable, Sequence[float]]
+    values: dict[Axis, Sequence[float]]
 
     def __str__(self) -> str:
         return f"{self.traffic.models}, {self.traffic.kind}"
@@ -45,14 +55,19 @@ def columns(effort: Effort) -> list[Column]:
     """Return the sets S1 to S3 under the steady and under the skewed workload."""
     scales = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
     found = []
-    for kind, cv, cvs in (("steady", 2.0, (1, 2, 4, 8, 16, 24)), ("skewed", 4.0, (1, 2, 4, 6, 12, 24))):
-        for models, devices, rate, counts in (
-            ("S1", 24, 40.0, (8, 12, 16, 24, 40, 64)),
-            ("S2", 48, 40.0, (24, 32, 48, 64, 96, 128)),
-            ("S3", 48, 40.0, (16, 24, 32, 48, 64, 96)),
-        ):
+    cells: list[tuple[Kind, float, Sequence[float]]] = [
+        ("steady", 2.0, (1, 2, 4, 8, 16, 24)),
+        ("skewed", 4.0, (1, 2, 4, 6, 12, 24)),
+    ]
+    sets: list[tuple[ModelSet, int, float, Sequence[int]]] = [
+        ("S1", 24, 40.0, (8, 12, 16, 24, 40, 64)),
+        ("S2", 48, 40.0, (24, 32, 48, 64, 96, 128)),
+        ("S3", 48, 40.0, (16, 24, 32, 48, 64, 96)),
+    ]
+    for kind, cv, cvs in cells:
+        for models, devices, rate, counts in sets:
             traffic = Traffic(models, kind, rate, cv, 5.0, SECONDS * (0.3 if effort.quick else 1.0), effort.trace)
-            values: dict[Variable, Sequence[float]] = {
+            values: dict[Axis, Sequence[float]] = {
                 "devices": counts,
                 "rate": [rate * each for each in (0.125, 0.25, 0.5, 1, 2, 3)],
                 "cv": cvs,
@@ -62,22 +77,16 @@ def columns(effort: Effort) -> list[Column]:
     return [column for column in found if column.traffic.models == "S2"] if effort.quick else found
 
 
-def _asked(column: Column, variable: Variable, value: float, effort: Effort, number: int) -> Asked:
-    traffic, devices = column.traffic, column.devices
+def _asked(column: Column, variable: Axis, value: float, effort: Effort, number: int) -> Asked:
     if variable == "devices":
-        devices = round(value)
-    elif variable == "rate":
-        traffic = replace(traffic, rate=value)
-    elif variable == "cv":
-        traffic = replace(traffic, cv=value)
-    else:
-        traffic = replace(traffic, scale=value)
-    return Asked(traffic, devices, (effort.seed, number), effort.quick)
+        return Asked(column.traffic, round(value), (effort.seed, number), effort.quick)
+    return Asked(column.traffic.with_value(variable, value), column.devices, (effort.seed, number), effort.quick)
 
 
 def end_to_end(effort: Effort) -> FigureResult:
     """Compute all columns and rows of the figure."""
-    charts, statements, best = [], [], {}
+    charts, statements = [], []
+    best: dict[Axis, float] = {}
     cells = [
         (column, variable, effort.points(column.values[variable]))
         for column in columns(effort)
@@ -94,9 +103,7 @@ def end_to_end(effort: Effort) -> FigureResult:
         points = [next(found) for _ in x]
         curves = {name: [point[name] for point in points] for name in (SEARCHED, REPLICATED, CLOCKWORK)}
         charts.append(Chart(str(column), variable, "share in time", x, curves))
-        ahead = ahead and all(
-            point[SEARCHED] >= max(point[REPLICATED], point[CLOCKWORK]) - EQUAL for point in points
-        )
+        ahead = ahead and all(point[SEARCHED] >= max(point[REPLICATED], point[CLOCKWORK]) - EQUAL for point in points)
         ratio, words = _ratio(variable, x, curves)
         statements.append(
             Statement(
@@ -110,7 +117,9 @@ def end_to_end(effort: Effort) -> FigureResult:
     statements.append(
         Statement(
             "the search attains at least as much as both baselines everywhere",
-            f"at most {EQUAL:.1%} less at each of {len(asked)} points" if ahead else "not at each point, see the curves",
+            f"at most {EQUAL:.1%} less at each of {len(asked)} points"
+            if ahead
+            else "not at each point, see the curves",
             ahead,
         )
     )
@@ -124,11 +133,15 @@ def end_to_end(effort: Effort) -> FigureResult:
                 )
             )
     return FigureResult(
-        "12", "attainment of three systems", statements, charts, numbers={f"ratio {name}": each for name, each in best.items()}
+        "12",
+        "attainment of three systems",
+        statements,
+        charts,
+        numbers={f"ratio {name}": each for name, each in best.items()},
     )
 
 
-def _ratio(variable: Variable, x: Sequence[float], curves: dict[str, list[float]]) -> tuple[float | None, str]:
+def _ratio(variable: Axis, x: Sequence[float], curves: dict[str, list[float]]) -> tuple[float | None, str]:
     """Return how much better the search is at 99 % than the better baseline, None if one of them has no such value."""
     is_rising = variable in ("devices", "deadline scale")
     find = first_reaching if is_rising else crossing

@@ -9,12 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from hplm.placement.outcomes import Outcomes
-from hplm.placement.placement import Placement
 from hplm.placement.search.baselines import clockwork, selective_replication
 from hplm.placement.search.enumeration import SearchOptions, search
 from hplm.placement.served_model import ServedModel
-from hplm.placement.simulation import simulate
 from hplm.placement.stage_times import StageTimes
 from hplm.placement.table1 import ModelSet, model_set, table1_cluster
 from hplm.workloads.model_requests import ModelRequests
@@ -22,6 +19,9 @@ from hplm.workloads.model_traffic import gamma_requests, resampled, trace_reques
 from hplm.workloads.popularity import power_law
 from hplm.workloads.traces import read_trace
 
+Kind = Literal["steady", "skewed", "gamma"]
+# What the figures vary about a workload.
+Variable = Literal["rate", "cv", "deadline scale"]
 SEARCHED, REPLICATED, CLOCKWORK = "search", "selective replication", "Clockwork++"
 # The paper's 13 GB are read as 13 * 2^30 bytes, because one BERT-6.7B of 13.4 GB has to fit on a device, as in the paper.
 DEVICE_BYTES = 13 * 2**30
@@ -39,16 +39,24 @@ class Traffic:
 
     steady: arrivals of the trace, dealt to the models one after another. skewed: arrivals of the trace, to random models by a
     power law. gamma: independent Gamma processes with rates by the same power law. `cv` multiplies the cv of each window of a
-    trace; for gamma it is the cv. Without a trace, steady and skewed are gamma with equal and with skewed rates.
+    trace; for gamma it is the cv. Without a trace, steady and skewed are gamma with equal and with skewed rates. `ranking`
+    numbers the order of the models by popularity.
     """
 
     models: ModelSet
-    kind: Literal["steady", "skewed", "gamma"]
+    kind: Kind
     rate: float
     cv: float
     scale: float
     seconds: float
     trace: Path | None = None
+    ranking: int = 0
+
+    def with_value(self, variable: Variable, value: float) -> Traffic:
+        """Return the workload with another value of a variable."""
+        if variable == "rate":
+            return replace(self, rate=value)
+        return replace(self, cv=value) if variable == "cv" else replace(self, scale=value)
 
     def requests(self, rng: np.random.Generator) -> ModelRequests:
         """Draw the requests."""
@@ -56,13 +64,15 @@ class Traffic:
         names = tuple(model.name for model in models)
         deadlines = {model.name: self.scale * model.latency_s for model in models}
         # The popular models of a set of several architectures are not all of the first architecture.
-        ranked = tuple(names[number] for number in np.random.default_rng(len(names)).permutation(len(names)))
+        ranked = tuple(names[number] for number in np.random.default_rng(self.ranking).permutation(len(names)))
         by_rank = power_law(ranked, 0.0 if self.kind == "steady" else SKEW)
         shares = {name: by_rank[name] for name in names}
         if self.kind == "gamma" or self.trace is None:
             rates = {name: self.rate * share for name, share in shares.items()}
             return gamma_requests(rates, self.cv, deadlines, self.seconds, rng)
-        recorded = trace_requests(read_trace(self.trace), names, deadlines, rng, None if self.kind == "steady" else shares)
+        recorded = trace_requests(
+            read_trace(self.trace), names, deadlines, rng, None if self.kind == "steady" else shares
+        )
         rate_scale = self.rate / (len(recorded) / recorded.duration_s)
         return resampled(
             recorded, WINDOW_S, deadlines, rng, rate_scale=rate_scale, cv_scale=self.cv, duration_s=self.seconds
@@ -101,9 +111,3 @@ def attainments(asked: Asked) -> dict[str, float]:
         REPLICATED: selective_replication(models, cluster, requests, options, stage_times=times).attainment,
         CLOCKWORK: clockwork(models, cluster, requests, WINDOW_S, options, stage_times=times).attainment,
     }
-
-
-def outcomes_on(placement: Placement, asked: Asked, requests: ModelRequests) -> Outcomes:
-    """Simulate a placement that may have been made for other requests."""
-    cluster = table1_cluster(asked.devices, DEVICE_BYTES)
-    return simulate(placement, StageTimes(cluster, model_set(asked.traffic.models)), requests)
