@@ -320,6 +320,7 @@ def make_repository(
     other_tasks: bool = False,
     fused: bool = False,
     route: bool = False,
+    stage_layers: tuple[int, ...] = (),
 ) -> Path:
     """A store, whose `registry` may be elsewhere, and model folders; fewer slots than tenants, so that slots are swapped.
 
@@ -333,7 +334,8 @@ def make_repository(
         make_tenant(store, base, name, seed)
     common: dict[str, Any] = {"store": "", "base": "tiny", "dtype": dtype}
     plot = LookupSettings(**{**common, "table": PLOT, "miss": miss, "overlay_windows": 64, **(plot_settings or {})})
-    upper = EncodeSettings(**{**common, "num_slots": num_slots, **(upper_settings or {})})
+    of_upper = {"num_slots": num_slots, "stage_layers": stage_layers, **(upper_settings or {})}
+    upper = EncodeSettings(**{**common, **of_upper})
     manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
     models = folder / "models"
     processes = {"instances": instances, "look_up_instances": look_up_instances}

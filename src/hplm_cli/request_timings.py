@@ -18,7 +18,7 @@ from hplm_client import Client
 from hplm_client.transport.access_keys import keys_from_environment
 from hplm_client.transport.headers import headers_from_environment
 
-from hplm.core.roles import ServedBase, settings_path
+from hplm.core.roles import ENCODE_BACKENDS, ServedBase, settings_path
 from hplm.core.text import TextEncoder
 from hplm.profiles.profile import Timing
 from hplm.reporting.progress import Report
@@ -62,7 +62,7 @@ def own_server(served: ServedBase, threads: int) -> Iterator[RunningBase]:
                 path = settings_path(copy, role)
                 # The store's path is relative to the folder of the settings.
                 values = {**json.loads(path.read_text()), "store": str(served.store_root)}
-                if role.backend in ("upper", "fused"):
+                if role.backend in ENCODE_BACKENDS:
                     values["num_threads"] = threads
                 path.write_text(json.dumps(values, indent=2) + "\n")
         start = time.perf_counter()
@@ -104,11 +104,11 @@ def process_bytes(base: ServedBase) -> tuple[int, int]:
     Shared pages count in part. A fused model has only encode processes. 0 if no server runs here.
     """
     stubs = stubs_over(base.models)
-    by_backend = {"plot": 0, "upper": 0, "fused": 0}
+    by_backend = dict.fromkeys(("plot", *ENCODE_BACKENDS), 0)
     for role in base.roles:
         if role.backend in by_backend:
             by_backend[role.backend] += sum(map(count_process_memory, stubs.get(role.name, ())))
-    return by_backend["plot"], by_backend["upper"] + by_backend["fused"]
+    return by_backend["plot"], sum(by_backend[backend] for backend in ENCODE_BACKENDS)
 
 
 def _special_tokens(encoder: TextEncoder, texts: int) -> int:

@@ -27,6 +27,7 @@ from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models import base as bases
 from hplm.models.base_folder import KIND
+from hplm.models.base_folder import read as read_folder
 from hplm.reporting.progress import progress_bars
 from hplm.reporting.tenant_lines import width_and_baselines
 from hplm.reporting.terminal_text import say
@@ -61,6 +62,7 @@ from hplm_builder.export.model_folders import (
     write_backends,
 )
 from hplm_builder.export.register import published
+from hplm_builder.export.stage_cut import choose_cut, parse_cut, parse_devices
 from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_repository
 from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
 from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
@@ -565,6 +567,10 @@ SETTINGS_OF_OPTION = {
     "slots": {"num_slots"},
     "reduction_factor": {"reduction_factor"},
     "quantization": {"quantization"},
+    # Other stages have other cores.
+    "stages": {"stage_layers", "stage_cores"},
+    "cut": {"stage_layers", "stage_cores"},
+    "cores": {"stage_cores"},
 }
 
 
@@ -613,6 +619,36 @@ def export_models(
             show_default=f"two stages, for a trunk one model; {KEPT}",
         ),
     ] = None,
+    stages: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Encode stages, each of some of the layers, in processes of their own. The profile of the base decides on the "
+            "layers, see `hplm profile`; without one the cut is even.",
+            show_default=f"1; {KEPT}",
+        ),
+    ] = None,
+    cut: Annotated[
+        str | None, typer.Option(help="Layers of each encode stage, such as 3,3, in place of the profile's cut.")
+    ] = None,
+    cores: Annotated[
+        str | None,
+        typer.Option(
+            help="Cores of each encode stage: commas within a stage, colons between stages, such as 0:1.",
+            show_default=f"all; {KEPT}",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs of each encode stage, written as --cores. A stage has --instances processes on each of them.",
+            show_default=f"all; {KEPT}",
+        ),
+    ] = None,
+    intra: Annotated[
+        int,
+        typer.Option(min=1, help="Devices that share each layer. Only 1 can be exported; the simulator knows more."),
+    ] = 1,
     name: Annotated[
         str,
         typer.Option(
@@ -639,7 +675,8 @@ def export_models(
     ] = False,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
-    With --fused, hbert alone takes the place of the first three.
+    With --fused, hbert alone takes the place of the first three. With --stages, hbert_upper_1, hbert_upper_2 and so on take the
+    place of hbert_upper.
 
     Earlier models of this name are replaced, with their settings unless --keep-settings is given. With --name the models of
     a further base are written beside those of other bases, and a running `hplm serve` loads a new name. Examples:
@@ -653,6 +690,8 @@ def export_models(
       hplm build export --instances 4 --look-up-instances 4
 
       hplm build export --fused --instances 2
+
+      hplm build export --stages 2 --cores 0:1
 
       hplm build export --reduction-factor 16
 
@@ -668,15 +707,34 @@ def export_models(
         keep = KEEPABLE_SETTINGS.difference(
             *(names for option, names in SETTINGS_OF_OPTION.items() if is_given(context, option))
         )
-    stages = roles.base_roles(name)
+    if intra != 1:
+        raise ConfigError(
+            f"--intra: an encode stage computes its layers on one device, so 1 was expected, got {intra}: give --stages instead"
+        )
+    of_base = roles.base_roles(name)
+    opened = Store.at(store)
+    layers: tuple[int, ...] = ()
+    if stages is not None or cut is not None:
+        # Else the cut may be kept.
+        cut_base = roles.served_base(models, name).base if "base" in keep and name in there else base
+        folder = read_folder(opened.base(cut_base), verify=False)
+        layers, cut_by = choose_cut(opened, folder, stages, None if cut is None else parse_cut(cut))
+        if layers:
+            print(f"encode stages of {', '.join(map(str, layers))} layers, cut {cut_by}")
     common: dict[str, Any] = {"store": "", "base": base, "dtype": dtype, "quantization": quantization}
-    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, stages.look_up.name)
-    slot_settings = {"num_slots": slots, "reduction_factor": reduction_factor}
-    upper_settings = parse_settings(EncodeSettings, {**common, **slot_settings}, stages.encode.name)
+    plot_settings = parse_settings(LookupSettings, {**common, "table": plot, "miss": miss}, of_base.look_up.name)
+    more_settings: dict[str, Any] = {
+        "num_slots": slots,
+        "reduction_factor": reduction_factor,
+        "stage_layers": list(layers),
+    }
+    if cores is not None:
+        more_settings["stage_cores"] = [list(stage) for stage in parse_devices("--cores", cores)]
+    upper_settings = parse_settings(EncodeSettings, {**common, **more_settings}, of_base.encode.name)
     if not keep_settings and not is_given(context, "reduction_factor"):
         check_adapter_width(models, reduction_factor, name)
     export(
-        Store.at(store),
+        opened,
         models,
         plot_settings,
         upper_settings,
@@ -687,6 +745,7 @@ def export_models(
         look_up_instances=look_up_instances,
         fused=fused,
         route=route,
+        gpus=None if gpus is None else parse_devices("--gpus", gpus),
     )
     print(f"wrote {models}; serve it with `hplm serve --models {models}`")
     if name in there:

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from hplm.core.roles import (
     DEFAULT_NAME,
+    ENCODE_BACKENDS,
     LOOK_UP_SUFFIX,
     MANAGER,
     MANAGING,
     RESERVED,
     ROUTE_NAME,
-    BaseRoles,
     Role,
     ServedBase,
     base_roles,
@@ -32,6 +32,7 @@ from hplm.core.roles import (
     served_base,
     served_bases,
     settings_path,
+    staged_roles,
 )
 from hplm.core.settings import (
     EncodeSettings,
@@ -60,15 +61,16 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.backend_folder import assemble_backends, share_folder
 from hplm.triton.launcher.install import TritonInstall
-from hplm.triton.launcher.instances import instances_in
+from hplm.triton.launcher.instances import gpus_in, instances_in
 from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.workarounds.shell_paths import check_path
+from hplm_builder.export.stage_cut import Devices, check_can_be_cut, choose_cut
 
 Settings = TypeVar("Settings", LookupSettings, EncodeSettings, ManagerSettings)
-# All settings but the place of the store and of its registry.
+# All settings but the place of the store and of its registry, and the number of an encode stage.
 KEEPABLE_SETTINGS = frozenset(
     field.name for kind in (LookupSettings, EncodeSettings, ManagerSettings) for field in fields(kind)
-) - {"store", "registry"}
+) - {"store", "registry", "stage"}
 
 
 def export(
@@ -84,6 +86,7 @@ def export(
     look_up_instances: int | None = None,
     fused: bool | None = None,
     route: bool = False,
+    gpus: Devices | None = None,
 ) -> None:
     """Write the models of a base, which clients call by `name`, to the repository `target` atomically.
 
@@ -92,7 +95,9 @@ def export(
     `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages. If
     `fused`, one model does the work of both stages in `instances` processes; its settings are those of `upper`, and those of
     `plot` that FusedSettings has besides. None for these three means as in the earlier models if settings are kept, else one
-    process of each of two stages, or of the fused model of a trunk. Without `manager`, the models that create and update
+    process of each of two stages, or of the fused model of a trunk. If `upper` has `stage_layers`, there are as many encode
+    stages, each with `instances` processes. `gpus` are those of each encode stage; None means as in the earlier models if
+    settings are kept, else Triton chooses. Without `manager`, the models that create and update
     tenants are left out. If there are other bases, an earlier manager's limits are kept.
 
     The models that call the models of bases are written beside other bases, with `route`, or if the repository had them. They
@@ -102,8 +107,8 @@ def export(
     path of the store is relative to the settings' folder, so that store and models can be moved together.
     Raises MissingArtifactError if the store lacks what the settings name, WrongBaseError if registry or tables do not fit the
     base, and DataError if `target` holds anything but model
-    folders of hplm. Raises ConfigError if kept settings cannot be read, if a fused model should have look-up processes, or if
-    the base does not fit the bases that are there.
+    folders of hplm. Raises ConfigError if kept settings cannot be read, if a fused model should have look-up processes or
+    several encode stages, if the base cannot be cut as `upper` says, or if the base does not fit the bases that are there.
     """
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
@@ -111,7 +116,7 @@ def export(
     check_model_name(name)
     there = served_bases(target)
     others = [base for base in there if base.name != name]
-    _check_only_models(target, name, others)
+    _check_only_models(target, name, there)
     before = next((base for base in there if base.name == name), None)
     kept = before if keep else None
     registry = store.registry
@@ -122,10 +127,18 @@ def export(
             registry = registry or look_up.registry
     registry = _shared_registry(store, registry, plot.base, others)
     is_whole = _check_store_has(replace(store, registry=registry), plot)
+    folder = base_folder.read(store.base(plot.base), verify=False)
     if fused is None:
         # A trunk is for the lowest latency, and one process answers sooner than two.
-        is_trunk = base_folder.read(store.base(plot.base), verify=False).is_trunk
-        fused = is_trunk if kept is None else kept.form == "fused"
+        fused = (folder.is_trunk and not upper.stage_layers) if kept is None else kept.form == "fused"
+    if upper.stage_layers:
+        if fused:
+            raise ConfigError(
+                "a fused model computes all layers in one process, so it has no encode stages: give --stages 1, or --no-fused"
+            )
+        choose_cut(store, folder, None, upper.stage_layers)
+        check_can_be_cut(replace(store, registry=registry), folder)
+    plot = replace(plot, stage_layers=upper.stage_layers)
     if fused and look_up_instances is not None:
         raise ConfigError(
             "a fused model has no processes that only look up: leave out --look-up-instances, or give --no-fused"
@@ -135,23 +148,34 @@ def export(
     def count_of(role: Role, wanted: int | None) -> int:
         return wanted or (_instances_of(target / role.name) if kept is not None else 1)
 
-    # The kept number of `instances` is that of the fused model or of the encode stage, whichever there was.
-    computing = fused_role(name) if kept is not None and kept.form == "fused" else base_roles(name).encode
+    # The earlier models that computed layers: a fused model, or encode stages.
+    earlier_encode = [role for role in kept.roles if role.backend in ENCODE_BACKENDS] if kept is not None else []
+    # The kept number of `instances` is that of the first of them.
+    computing = earlier_encode[0] if earlier_encode else base_roles(name).encode
+    encode_roles = [fused_role(name)] if fused else _encode_roles(name, upper.encode_stages)
+    if gpus is None:
+        # Other stages than before have other GPUs.
+        is_same = len(earlier_encode) == len(encode_roles)
+        gpus = tuple(_gpus_of(target / role.name) for role in earlier_encode) if is_same else ()
+    if gpus and len(gpus) != len(encode_roles):
+        raise ConfigError(
+            f"GPUs of each of {len(encode_roles)} encode stages were expected, got those of {len(gpus)}: give --gpus"
+        )
+    gpus_of = dict(zip(names(encode_roles), gpus, strict=False))
     # The number of processes and the settings of each model.
     models: dict[Role, tuple[int | None, LookupSettings | EncodeSettings | ManagerSettings | RouteSettings | None]]
+    processes = count_of(computing, instances)
     if fused:
         of_both = FusedSettings(**fused_values(vars(plot), vars(upper)))
-        models = {fused_role(name): (count_of(computing, instances), of_both)}
+        models = {fused_role(name): (processes, of_both)}
     else:
-        roles = base_roles(name)
+        look_up_role, *others_of_base = _two_stage_roles(name, upper.encode_stages)
+        models = {look_up_role: (count_of(look_up_role, look_up_instances), plot)}
+        for role in others_of_base:
+            is_encode = role.backend in ENCODE_BACKENDS
+            models[role] = (processes, replace(upper, stage=role.stage)) if is_encode else (None, None)
         if is_whole:
-            roles = BaseRoles(*map(of_whole_base, roles))
-        models = {
-            roles.look_up: (count_of(roles.look_up, look_up_instances), plot),
-            roles.encode: (count_of(computing, instances), upper),
-            roles.ensemble: (None, None),
-            roles.dispatch: (None, None),
-        }
+            models = {of_whole_base(role): value for role, value in models.items()}
     if manager is not None:
         earlier = _earlier_manager(target) if keep or others else None
         # Tenants are trained as they will be served: with the same misses, and adapters that fit the slots.
@@ -166,7 +190,9 @@ def export(
         models |= dict.fromkeys(MANAGING, (None, manager))
     if others or route or (target / ROUTE_NAME).is_dir():
         served = {base.base: base.name for base in others} | {plot.base: name}
-        levels = _levels(others) | {plot.base: level_model(name, fused=fused)}
+        levels = _levels(others)
+        if not upper.stage_layers:
+            levels[plot.base] = level_model(name, fused=fused)
         models |= {role: (None, settings) for role, settings in _calling(target, served, levels).items()}
     with artifact.replacing(target) as partial:
         _copy_models(others, partial)
@@ -174,7 +200,16 @@ def export(
             values: dict[str, Any] = {} if settings is None else asdict(settings)
             values["store"] = os.path.relpath(store.root.resolve(), target / role.name / "1")
             values["registry"] = registry
-            write_model(partial, role, values, count)
+            write_model(partial, role, values, count, gpus_of.get(role.name, ()))
+
+
+def _two_stage_roles(name: str, encode_stages: int) -> Sequence[Role]:
+    """Return the models of a base that is not fused, the look-up stage first."""
+    return staged_roles(name, encode_stages) if encode_stages > 1 else base_roles(name)
+
+
+def _encode_roles(name: str, encode_stages: int) -> list[Role]:
+    return [role for role in _two_stage_roles(name, encode_stages) if role.backend in ENCODE_BACKENDS]
 
 
 def delete_base(target: Path, name: str) -> None:
@@ -209,8 +244,8 @@ def check_deletable(target: Path, name: str) -> None:
 
 
 def _levels(bases: Sequence[ServedBase]) -> dict[str, str]:
-    """Return the model of each base that decides whether a text is re-routed."""
-    return {base.base: level_model(base.name, fused=base.form == "fused") for base in bases}
+    """Return the model of each base that decides whether a text is re-routed. A base of several encode stages has none."""
+    return {base.base: level_model(base.name, fused=base.form == "fused") for base in bases if base.encode_stages == 1}
 
 
 def _calling(target: Path, served: Mapping[str, str], levels: Mapping[str, str]) -> dict[Role, RouteSettings]:
@@ -254,9 +289,9 @@ def _of_bases(manager: ManagerSettings, managed: Mapping[str, tuple[str, Managed
     return replace(manager, base=base, **asdict(default), bases={base: asdict(settings) for base, settings in further})
 
 
-def _check_only_models(target: Path, name: str, others: Sequence[ServedBase]) -> None:
-    """Raise DataError if a repository holds anything but models of a base `name`, of other bases and of all bases."""
-    known = {*names(base_roles(name)), *RESERVED, *(role.name for base in others for role in base.roles)}
+def _check_only_models(target: Path, name: str, there: Sequence[ServedBase]) -> None:
+    """Raise DataError if a repository holds anything but models of a base `name`, of the bases `there` and of all bases."""
+    known = {*names(base_roles(name)), *RESERVED, *(role.name for base in there for role in base.roles)}
     if target.exists() and (foreign := {path.name for path in target.iterdir()} - known):
         raise DataError(f"{target} holds {sorted(foreign)[0]!r}, which is not a model of hplm; choose an empty folder")
 
@@ -386,6 +421,11 @@ def _instances_of(folder: Path) -> int:
             f"{path}: instance_group was edited, so its number cannot be read; give the number with {option}"
         )
     return count
+
+
+def _gpus_of(folder: Path) -> tuple[int, ...]:
+    """Return the GPUs that an exported model names, none if Triton chooses."""
+    return gpus_in((folder / "config.pbtxt").read_text())
 
 
 def _with_kept(

@@ -34,6 +34,7 @@ from hplm_loadtest.benchmarks.failures.recovery import recovery
 from hplm_loadtest.benchmarks.papers.batching import MODES, batching
 from hplm_loadtest.benchmarks.papers.length_buffer import length_buffer
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
+from hplm_loadtest.benchmarks.placement.encode_stages import encode_stages
 from hplm_loadtest.benchmarks.placement.placement import FIGURES as PLACEMENT_FIGURES
 from hplm_loadtest.benchmarks.placement.placement import placement
 from hplm_loadtest.benchmarks.served_repository import DEMO
@@ -325,6 +326,26 @@ def bench_route(
     if quick:
         rounds, pairs, seconds = 1, min(pairs, 100), min(seconds, 3.0)
     route(models, texts, rounds, pairs, in_flight, seconds).publish(json_file)
+
+
+@app.command(name="stages")
+def bench_stages(
+    models: ModelsOption = DEMO,
+    rounds: RoundsOption = 5,
+    singles: Annotated[int, typer.Option(min=10, help="Requests to each server, one at a time, per round.")] = 200,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests under way at saturation.")] = 256,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.5, help="Seconds of saturation per round.")] = 5.0,
+    texts: TextsOption = "pool",
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure one encode stage against two on the same two cores: single requests and saturation, in turns.
+
+    Example: hplm bench stages --models build/fleet-minilm-16/models --json stages.json
+    """
+    if quick:
+        rounds, singles, seconds = 2, min(singles, 50), min(seconds, 2.0)
+    encode_stages(models, texts, rounds, singles, in_flight, seconds).publish(json_file)
 
 
 @app.command(name="mixed")

@@ -2,7 +2,9 @@
 
 A repository serves one or more bases. Clients call a base by NAME. NAME is an ensemble of two further models, NAME_plot and
 NAME_upper, or one fused model. NAME_dispatch, a level of a cascade, is another ensemble of both; a fused model does its work
-too. The models for manage requests are there once, for all bases, and only in a repository that is managed while it serves.
+too. NAME_upper_1, NAME_upper_2 and so on take the place of NAME_upper if the encode stage is cut into several stages; then
+there is no NAME_dispatch. The models for manage requests are there once, for all bases, and only in a repository that is
+managed while it serves.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class Role:
 
     `backend` is its folder in `backends/`; None for an ensemble. `settings` is the class of its settings file; None for an
     ensemble. `needs` are the names of the models that an ensemble calls. `template` is its folder in `model_repository/`,
-    which is named as the model if it is empty.
+    which is named as the model if it is empty. An encode stage is number `stage` of the base's `stages` encode stages.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Role:
     settings: type[Any] | None = None
     needs: tuple[str, ...] = ()
     template: str = ""
+    stage: int = 1
+    stages: int = 1
 
 
 class BaseRoles(NamedTuple):
@@ -55,6 +59,8 @@ class BaseRoles(NamedTuple):
 # The name by which clients call a base if the export names none.
 DEFAULT_NAME = "hbert"
 LOOK_UP_SUFFIX, ENCODE_SUFFIX, DISPATCH_SUFFIX = "_plot", "_upper", "_dispatch"
+# Backends whose processes compute layers of bases. `layers` is an encode stage before the last.
+ENCODE_BACKENDS = ("layers", "upper", "fused")
 
 
 def base_roles(name: str = DEFAULT_NAME) -> BaseRoles:
@@ -64,6 +70,20 @@ def base_roles(name: str = DEFAULT_NAME) -> BaseRoles:
     needs = (look_up.name, encode.name)
     dispatch = Role(dispatch_name(name), needs=needs, template=f"{DEFAULT_NAME}{DISPATCH_SUFFIX}")
     return BaseRoles(look_up, encode, Role(name, needs=needs, template=DEFAULT_NAME), dispatch)
+
+
+def staged_roles(name: str, stages: int) -> tuple[Role, ...]:
+    """Return the models of a base with `stages` encode stages, two or more, that clients call by `name`, in loading order.
+
+    An encode stage of several has the importance of tokens in its own layers alone. So such a base is no level of a cascade.
+    """
+    look_up, encode, ensemble, _ = base_roles(name)
+    parts = []
+    for stage in range(1, stages + 1):
+        backend, which = ("layers", "first" if stage == 1 else "middle") if stage < stages else ("upper", "last")
+        part = replace(encode, name=f"{encode.name}_{stage}", backend=backend, template=f"{encode.template}_{which}")
+        parts.append(replace(part, stage=stage, stages=stages))
+    return (look_up, *parts, replace(ensemble, needs=(look_up.name, *names(parts))))
 
 
 def dispatch_name(name: str = DEFAULT_NAME) -> str:
@@ -88,8 +108,8 @@ CASCADE_NAME = "cascade"
 CALLING = (ROUTE_NAME, CASCADE_NAME)
 # Names of models that a repository has once, for all bases.
 RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, *CALLING})
-_STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX})")
-_PART = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX}|{DISPATCH_SUFFIX})")
+_STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX}(_[0-9]+)?)")
+_PART = re.compile(f"{_STAGE.pattern}|.*{DISPATCH_SUFFIX}")
 
 
 def route_role() -> Role:
@@ -110,9 +130,10 @@ def level_model(name: str, *, fused: bool) -> str:
 def of_whole_base(role: Role) -> Role:
     """Return a role as it serves a whole base: the stages send each other ids and types of tokens, not hidden states.
 
-    A fused model has no such tensor, so it is the same for both kinds of bases.
+    A fused model and encode stages behind the first have no such tensor, so they are the same for both kinds of bases.
     """
-    return role if role.backend == "fused" else replace(role, template=f"{role.template or role.name}_whole")
+    is_same = role.backend == "fused" or role.stage > 1
+    return role if is_same else replace(role, template=f"{role.template or role.name}_whole")
 
 
 def names(roles: Iterable[Role]) -> tuple[str, ...]:
@@ -129,7 +150,7 @@ def check_model_name(name: str) -> None:
     """Check a name by which clients shall call a base. Raises ConfigError if it is invalid, or means another model."""
     check_name_of("--name", name)
     if name in RESERVED or _PART.fullmatch(name):
-        endings = f"{LOOK_UP_SUFFIX}, {ENCODE_SUFFIX} or {DISPATCH_SUFFIX}"
+        endings = f"{LOOK_UP_SUFFIX}, {ENCODE_SUFFIX}, {ENCODE_SUFFIX}_NUMBER or {DISPATCH_SUFFIX}"
         raise ConfigError(
             f"--name: {name!r} cannot be the model of a base: {', '.join(sorted(RESERVED))} are other models, and names of "
             f"a base's further models end with {endings}; choose another name"
@@ -137,7 +158,10 @@ def check_model_name(name: str) -> None:
 
 
 class ServingSettings(NamedTuple):
-    """The settings by which a repository serves a base, and the folder that paths in them are relative to."""
+    """The settings by which a repository serves a base, and the folder that paths in them are relative to.
+
+    `encode` are those of the first encode stage. Those of further encode stages differ in `stage` alone.
+    """
 
     look_up: LookupSettings
     encode: EncodeSettings
@@ -154,8 +178,13 @@ class ServedBase:
 
     @property
     def form(self) -> Literal["two-stage", "fused"]:
-        """Whether two stages and their ensemble serve the base, or one fused model."""
+        """Whether a look-up stage, encode stages and their ensemble serve the base, or one fused model."""
         return "fused" if len(self.roles) == 1 else "two-stage"
+
+    @property
+    def encode_stages(self) -> int:
+        """The number of encode stages that a text passes one after another."""
+        return max(role.stages for role in self.roles)
 
     @cached_property
     def settings(self) -> ServingSettings:
@@ -205,6 +234,13 @@ def served_bases(models: Path) -> tuple[ServedBase, ...]:
         elif folders.issuperset(names(stages[:3])):
             # An export of an earlier hplm has no `dispatch`. Its encode stage says so when it is loaded.
             found.append(ServedBase(models, name, tuple(role for role in stages if role.name in folders)))
+        elif folders.issuperset(names(staged_roles(name, 2))):
+            parts = {
+                int(part[1])
+                for each in folders
+                if (part := re.fullmatch(f"{re.escape(name + ENCODE_SUFFIX)}_([0-9]+)", each))
+            }
+            found.append(ServedBase(models, name, staged_roles(name, max(parts))))
     return tuple(found)
 
 

@@ -133,6 +133,7 @@ class Metering:
 class StageSettings:
     """Settings that both stages have. Paths are relative to the folder of the settings file.
 
+    `stage_layers` has the number of layers of each encode stage; it is empty if a single encode stage computes all layers.
     `docs/settings.md` has the meaning of every key of this module's settings files. A test holds its defaults and ranges.
     """
 
@@ -153,8 +154,14 @@ class StageSettings:
     exclusive_lock: str = ""
     metric_tenants: int = 20
     tenant_label: TenantLabel = "name"
+    stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.stage_layers and (len(self.stage_layers) < 2 or min(self.stage_layers) < 1):
+            raise ConfigError(
+                "stage_layers must be the number of layers of each of two or more encode stages, or empty for a single "
+                f"encode stage, got {list(self.stage_layers)}"
+            )
         at_least(self, 1, "batch_requests", "queue_capacity")
         at_least(self, 0, "num_threads")
         _within(self, "metric_tenants", 0, MOST_METRIC_TENANTS)
@@ -165,6 +172,11 @@ class StageSettings:
     def metering(self) -> Metering:
         """How the stage counts by tenant."""
         return Metering(self.metric_tenants, self.tenant_label)
+
+    @property
+    def encode_stages(self) -> int:
+        """The number of encode stages that a text passes one after another."""
+        return max(1, len(self.stage_layers))
 
 
 @dataclass(frozen=True)
@@ -197,7 +209,8 @@ class EncodeSettings(StageSettings):
     If `num_slots` is None, `hplm.engine.adapter_slots.choose_slots` chooses by the device. `fine_prefetch` is HMI 6.2.
     `batch_rows` and `row_tokens` are TCB's B and L. `policy_settings` are the arguments of a policy of `hplm.scheduling`.
     `quantization` int8 computes the layers' products with 8-bit integers, see `hplm.engine.kernels.int8`.
-    `students_*` are the rules of `hplm.scheduling.student_number`.
+    `students_*` are the rules of `hplm.scheduling.student_number`. `stage` is the number of this encode stage, from 1 on.
+    `stage_cores` has the cores to which the processes of each encode stage are pinned; it is empty if they are not pinned.
     """
 
     num_slots: int | None = None
@@ -216,9 +229,23 @@ class EncodeSettings(StageSettings):
     students_fall_batches: float = 1.0
     students_quiet_s: float = 2.0
     students_rise_share: float = 0.7
+    stage: int = 1
+    stage_cores: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 1 <= self.stage <= self.encode_stages:
+            raise ConfigError(
+                f"stage must be the number of an encode stage, 1 to {self.encode_stages}, got {self.stage}"
+            )
+        if self.stage_cores and (
+            len(self.stage_cores) != self.encode_stages
+            or not all(cores and min(cores) >= 0 for cores in self.stage_cores)
+        ):
+            raise ConfigError(
+                f"stage_cores must have numbers of cores for each of {self.encode_stages} encode stages, or be empty, got "
+                f"{[list(cores) for cores in self.stage_cores]}"
+            )
         at_least(self, 0, "pad_to")
         if self.num_slots is not None:
             at_least(self, 2, "num_slots")
@@ -226,6 +253,19 @@ class EncodeSettings(StageSettings):
         _within(self, "compute_nice", -20, 19)
         _positive(self, "starve_after_s", "students_fall_batches", "students_quiet_s")
         _within(self, "students_rise_share", 0.01, 1)
+
+    @property
+    def layers(self) -> range | None:
+        """The layers that this encode stage computes, None for all."""
+        if not self.stage_layers:
+            return None
+        first = sum(self.stage_layers[: self.stage - 1])
+        return range(first, first + self.stage_layers[self.stage - 1])
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """The cores to which this encode stage is pinned, empty if it is not pinned."""
+        return self.stage_cores[self.stage - 1] if self.stage_cores else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +285,8 @@ class FusedSettings(EncodeSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes")
+        if self.stage_layers:
+            raise ConfigError("stage_layers must be empty: a fused model computes all layers in one process")
 
     @property
     def look_up(self) -> LookupSettings:
@@ -361,8 +403,9 @@ class RouteSettings:
 class CascadeSettings(RouteSettings):
     """Settings of the `cascade` backend: those of `route`, and `levels`.
 
-    `levels` has the name of the model of each base that decides whether a text is re-routed. A base has `calls` to its model
-    for tenants without a plan, and as many to its model as a level, so there are fewer calls than those of `route`.
+    `levels` has the name of the model of each base that decides whether a text is re-routed. A base of several encode stages
+    cannot decide, so it has none. A base has `calls` to its model for tenants without a plan, and as many to its model as a
+    level, so there are fewer calls than those of `route`.
     """
 
     calls: int = 4
@@ -371,10 +414,8 @@ class CascadeSettings(RouteSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         are_names = all(isinstance(model, str) and model for model in self.levels.values())
-        if not are_names or self.levels.keys() != self.models.keys():
-            raise ConfigError(
-                f"levels: the name of a model for each base of models was expected, got {self.levels!r:.200}"
-            )
+        if not are_names or not self.levels.keys() <= self.models.keys():
+            raise ConfigError(f"levels: names of models for bases of models were expected, got {self.levels!r:.200}")
 
 
 def _positive(settings: object, *keys: str) -> None:

@@ -49,6 +49,7 @@ REGRESSION_LABEL = "score"
 # Tensors between the stages.
 HIDDEN = "HIDDEN"  # FP16 [tokens, H]: merged window vectors of a hierarchical base
 IDS = "IDS"  # INT32 [tokens, 2]: token ids and token types of a whole base, in place of HIDDEN
+STATES = "STATES"  # FP32 [tokens, H]: hidden states after the layers of an encode stage, for the next encode stage
 TOKENS = "TOKENS"  # INT32 [tokens, 3]: start and end character, number of the word; -1 for special tokens
 # INT64 [3]: the number of tokens; the version of the tenant that the first stage used, so that the second uses the same; the
 # arrival of the request in nanoseconds of the server's monotonic clock. The last two are negative if unknown.

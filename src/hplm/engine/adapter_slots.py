@@ -147,15 +147,20 @@ class AdapterSlots:
         *,
         fine_prefetch: bool = True,
         keep_bfloat16: bool = False,
+        layers: range | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """Allocate the slots. With `keep_bfloat16` adapters are `fitted` to bfloat16, because no finer format is needed."""
+        """Allocate the slots. With `keep_bfloat16` adapters are `fitted` to bfloat16, because no finer format is needed.
+
+        With `layers` the slots hold the adapters of these layers of the base alone, see `in_layers`. There may be none.
+        """
         self._tracer = tracer or Tracer(None, "")
         self._keeps_bfloat16 = keep_bfloat16
         hidden = config.hidden_size
         self.sizes = pool_sizes(config, reduced_size)
         self.num_slots = num_slots
-        self._num_layers = config.adapted_layers
+        self.rows = adapter_rows(config, layers)
+        self._num_layers = len(self.rows)
         self._first_layer = config.upper_layers - config.adapted_layers
         self._device = device
         self.tables = [SlotTable(num_slots) for _ in self.sizes]
@@ -163,7 +168,7 @@ class AdapterSlots:
         # A part is one tensor of all slots, so that one copy gathers a batch's adapters. Batched products over less regular
         # memory take twice as long. On a CPU the memory of unused slots is never touched.
         self.parts = [
-            torch.empty(config.adapted_layers, num_slots, *shape, device=device, dtype=dtype)
+            torch.empty(self._num_layers, num_slots, *shape, device=device, dtype=dtype)
             for size in self.sizes
             for shape in ((hidden, size), (size,), (size, hidden), (hidden,))
         ]
@@ -193,9 +198,16 @@ class AdapterSlots:
             return packed
         return replace(packed, weights=torch.from_numpy(packed.weights).bfloat16().view(torch.uint16).numpy())
 
+    def in_layers(self, packed: PackedAdapter) -> PackedAdapter:
+        """Return a base's adapter in the layers of these slots."""
+        if len(self.rows) == len(packed.weights):
+            return packed
+        # A copy, because a part of the array would keep all of it in memory.
+        return replace(packed, weights=packed.weights[self.rows.start : self.rows.stop].copy())
+
     def staged(self, packed: PackedAdapter) -> PackedAdapter:
         """Return the same weights in the memory from which slots are filled fastest: pinned with CUDA, else unchanged."""
-        if self._stream is None:
+        if self._stream is None or not self._num_layers:
             return packed
         try:
             pinned = torch.from_numpy(packed.weights).pin_memory()
@@ -232,8 +244,11 @@ class AdapterSlots:
     def assign(self, tenants: Sequence[Tenant]) -> AssignedSlots:
         """Pin slots for at most `num_slots - 1` distinct tenants; wait while other batches pin too many. Pair with `release`.
 
-        If an adapter is larger than the slots, it raises ConfigError and pins no slot.
+        If an adapter is larger than the slots, it raises ConfigError and pins no slot. Without a layer that has adapters no
+        slot is needed, so each request has the identity.
         """
+        if not self._num_layers:
+            return AssignedSlots((IDENTITY,) * len(tenants), tuple(tenant.card.adapter_at for tenant in tenants), ())
         wanted = self._pools_of(tenants)
         with self._freed:
             missing = {tenant.key: tenant for tenant in tenants if self.find(tenant) is None}
@@ -309,6 +324,8 @@ class AdapterSlots:
 
     def release(self, tenants: Sequence[Tenant]) -> None:
         """Undo one `assign`. Weights stay until another tenant needs the slot; a slot whose fill failed is freed."""
+        if not self._num_layers:
+            return
         with self._freed:
             for tenant in tenants:
                 self.tables[self._pool_of(tenant.packed)].release(tenant.key)
@@ -324,6 +341,8 @@ class AdapterSlots:
 
         While a batch waits for slots it does nothing, because a later batch must not take its slots.
         """
+        if not self._num_layers:
+            return
         wanted = self._pools_of(tenants)
         with self._freed:
             if self._batches_waiting:
@@ -424,19 +443,29 @@ def choose_slots(
     device: torch.device,
     dtype: torch.dtype,
     instances: int = 1,
+    layers: range | None = None,
 ) -> int:
     """Return `wanted` slots, or by default USUAL_SLOTS, on a GPU at least.
 
-    A GPU's default fills SLOTS_SHARE of its free memory, shared by `instances` processes.
+    A GPU's default fills SLOTS_SHARE of its free memory, shared by `instances` processes. `layers` as in AdapterSlots.
     """
     if wanted is not None:
         return wanted
-    if device.type != "cuda":
+    rows = len(adapter_rows(config, layers))
+    if device.type != "cuda" or not rows:
         return USUAL_SLOTS
     free, _ = torch.cuda.mem_get_info(device)
     widths = (packed_width(config.hidden_size, size) for size in pool_sizes(config, reduced_size))
-    slot_bytes = config.adapted_layers * sum(widths) * dtype.itemsize
+    slot_bytes = rows * sum(widths) * dtype.itemsize
     return max(USUAL_SLOTS, int(SLOTS_SHARE * free / instances / slot_bytes))
+
+
+def adapter_rows(config: BaseConfig, layers: range | None) -> range:
+    """Return the rows of a base's adapters that belong to `layers`; None means all layers. There may be no row."""
+    if layers is None:
+        return range(config.adapted_layers)
+    first_adapted = config.upper_layers - config.adapted_layers
+    return range(max(0, layers.start - first_adapted), max(0, layers.stop - first_adapted))
 
 
 def pool_sizes(config: BaseConfig, reduced_size: int) -> list[int]:

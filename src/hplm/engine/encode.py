@@ -28,7 +28,7 @@ from hplm.engine.kernels.scripted import scripted
 from hplm.engine.layouts import Layout, lay_out
 from hplm.engine.students.copies import copies_of, cut, weighted_logits
 from hplm.engine.students.own_batch import OWN_SLOTS, OwnBatches, takes_own
-from hplm.engine.token_domain import Features
+from hplm.engine.token_domain import Features, no_features
 from hplm.errors import ConfigError, CorruptArtifactError
 from hplm.models.layers import UpperLayers, layer_weights
 from hplm.runtime.tracing import Tracer
@@ -40,6 +40,7 @@ from hplm.tasks.task_loader import task_named
 class EngineRequest:
     """A text after the look-up: `features` `[T, H]`, or of a whole base `[T, 2]`, see `hplm.engine.token_domain`.
 
+    An engine of later layers reads hidden states `[T, H]` in float32, of either kind of base.
     `keeps_attention`: the importance of the text's tokens may be asked for after its logits are known. `students` is k, the
     number of students that answer: at most those of the tenant, and 1 of an ordinary tenant.
     """
@@ -57,14 +58,15 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """Computed texts of a batch: `texts` are the numbers of requests, and `logits` the outputs of the requests' heads.
+    """Computed texts of a batch: `texts` are the numbers of requests, and `outputs` the outputs of the requests' heads.
 
+    If the engine lacks the last layer, `outputs` are the hidden states `[T, H]` after its layers.
     `students` are the numbers of students that answered. `attention` is None if no text keeps attention. Its text i is that of
     request `texts[i]`, read by the first student.
     """
 
     texts: list[int]
-    logits: list[Logits]
+    outputs: list[Logits]
     attention: KeptAttention | None
     students: list[int]
 
@@ -75,6 +77,8 @@ class EncodeEngine:
     `row_tokens` and `pad_to` are those of `hplm.engine.layouts`. If products are computed in int8, `int8` holds
     the ranges of each layer, see `hplm.engine.kernels.int8`. Raises ConfigError if the device has no int8.
     Students with own layers have `own_slots`, if the base's layers are small enough. Own layers are never in int8.
+    With `layers` the engine computes these layers of the base alone, which `upper` and `int8` have; tenants' adapters are those
+    of AdapterSlots' `in_layers`. Such an engine has no students and no importances.
     """
 
     def __init__(
@@ -92,8 +96,10 @@ class EncodeEngine:
         fine_prefetch: bool = True,
         int8: Sequence[Ranges] = (),
         own_slots: int = OWN_SLOTS,
+        layers: range | None = None,
         tracer: Tracer | None = None,
     ) -> None:
+        self.layers = range(config.upper_layers) if layers is None else layers
         if int8:
             check_int8(device)
         self.config = config
@@ -108,6 +114,7 @@ class EncodeEngine:
             fine_prefetch=fine_prefetch,
             # The bank's bfloat16 is fine enough beside int8 matrices too, at half the memory.
             keep_bfloat16=dtype == torch.bfloat16 or bool(int8),
+            layers=layers,
             tracer=tracer,
         )
         self._tracer = tracer or Tracer(None, "")
@@ -143,8 +150,29 @@ class EncodeEngine:
         # RunLayers has its own copy of the matrices.
         self._upper.layers = nn.ModuleList()
         # Only packed batches run copies of a text, see `check`.
-        takes = own_slots > 0 and batching == "packed" and takes_own(config)
+        takes = own_slots > 0 and batching == "packed" and self.has_all_layers and takes_own(config)
         self._own = OwnBatches(config, own_slots, device, dtype, relative) if takes else None
+
+    @property
+    def has_all_layers(self) -> bool:
+        """Whether the engine computes all upper layers of its base."""
+        return len(self.layers) == self.config.upper_layers
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the engine reads the hidden states of earlier layers, not the features of texts."""
+        return self.layers.start > 0
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the engine has the last layer, so that its outputs are those of heads."""
+        return self.layers.stop == self.config.upper_layers
+
+    def no_features(self, length: int) -> Features | npt.NDArray[np.float32]:
+        """Return zeros as the input of a text of `length` tokens, for measuring."""
+        if self.reads_states:
+            return np.zeros((length, self.config.hidden_size), np.float32)
+        return no_features(self.config, length)
 
     def close(self) -> None:
         """End the thread that fills adapter slots."""
@@ -159,6 +187,8 @@ class EncodeEngine:
         if students is None:
             return
         name = f"tenant {tenant.card.name}, version {tenant.version}"
+        if not self.has_all_layers:
+            raise ConfigError(f"{name}: students want a single encode stage: export the base without --stages")
         if self._batching != "packed":
             raise ConfigError(f"{name}: students want batching packed, it is {self._batching}")
         most = self.slots.num_slots - 1
@@ -181,12 +211,15 @@ class EncodeEngine:
             )
 
     def run(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> list[Logits]:
-        """Return the outputs of each request's head, in order: `[1, labels]`, or `[T, n * labels]` if the task reads tokens."""
-        logits: list[Logits | None] = [None] * len(requests)
+        """Return the outputs of each request's head, in order: `[1, labels]`, or `[T, n * labels]` if the task reads tokens.
+
+        If the engine lacks the last layer, return hidden states, see EncodedTexts.
+        """
+        outputs: list[Logits | None] = [None] * len(requests)
         for part in self.run_each(requests, slot_tokens):
-            for index, answer in zip(part.texts, part.logits, strict=True):
-                logits[index] = answer
-        return [answer for answer in logits if answer is not None]
+            for index, answer in zip(part.texts, part.outputs, strict=True):
+                outputs[index] = answer
+        return [answer for answer in outputs if answer is not None]
 
     def run_with_importance(self, requests: Sequence[EngineRequest]) -> list[tuple[Logits, Importance]]:
         """Return what `run` does, and the importance of each token `[T]`, see `hplm.engine.importance`."""
@@ -194,7 +227,7 @@ class EncodeEngine:
         for part in self.run_each([replace(request, keeps_attention=True) for request in requests]):
             assert part.attention is not None
             importances = part.attention.importances(range(len(part.texts)))
-            found |= dict(zip(part.texts, zip(part.logits, importances, strict=True), strict=True))
+            found |= dict(zip(part.texts, zip(part.outputs, importances, strict=True), strict=True))
         return [found[index] for index in range(len(requests))]
 
     def run_each(self, requests: Sequence[EngineRequest], slot_tokens: int | None = None) -> Iterator[EncodedTexts]:
@@ -272,7 +305,11 @@ class EncodeEngine:
             at_input, at_attention = (
                 self._adapters(layout, assigned.at(place), in_chunks) for place in get_args(Place)
             )
-            counts = [count_read(text.tenant, len(text.features)) for text in texts]
+            # The next stage reads all tokens.
+            counts = [
+                count_read(text.tenant, length) if self.has_heads else length
+                for text, length in zip(texts, layout.lengths, strict=True)
+            ]
             read, at_attention_of_read = None, at_attention
             holds_read_alone = sum(counts) < sum(layout.lengths)
             if holds_read_alone:
@@ -300,8 +337,8 @@ class EncodeEngine:
             # Python's references are dropped, because each would take the interpreter's lock again and again.
             del state, mask, at_input, at_attention, read, at_attention_of_read
             try:
-                first, layers = 0, self.config.upper_layers
-                first_adapted = layers - self.config.adapted_layers
+                first, layers = 0, len(self.layers)
+                first_adapted = layers - len(self.slots.rows)
                 while first < layers:
                     # All remaining layers in one call, unless slots are not filled yet or each layer is traced. Every return
                     # waits for the interpreter's lock, which threads that read and answer hold. Layers without adapters need
@@ -321,15 +358,17 @@ class EncodeEngine:
                 state = run.end()
             if not holds_read_alone and not layout.is_packed:
                 state = state.index_select(0, places_of(layout.starts, counts).to(self.device))
+            if not self.has_heads:
+                return np.split(state.float().cpu().numpy(), np.cumsum(counts)[:-1]), kept
             return head_logits(owners, counts, state, numbers), kept
 
     def _embed(self, texts: list[EngineRequest], layout: Layout) -> Tensor:
-        """Return the input of the first layer, with the texts' tokens in their places: `[size, H]`."""
+        """Return the input of the engine's first layer, with the texts' tokens in their places: `[size, H]`."""
         # One copy and one conversion for all texts take half the time of a conversion for each text.
         real = torch.from_numpy(np.concatenate([text.features for text in texts])).to(self.device)
         ends = np.cumsum(layout.lengths)
         steps = np.arange(ends[-1]) - np.repeat(ends - layout.lengths, layout.lengths)
-        state = self._upper.embed(real, torch.from_numpy(steps).to(self.device))
+        state = real if self.reads_states else self._upper.embed(real, torch.from_numpy(steps).to(self.device))
         state = state.to(self.dtype)
         if layout.is_packed:
             return state

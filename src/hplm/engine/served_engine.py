@@ -19,10 +19,18 @@ from hplm.runtime.tracing import Tracer
 
 
 def make_engine(
-    base: Base, settings: EncodeSettings, device: torch.device, *, instances: int = 1, tracer: Tracer | None = None
+    base: Base,
+    settings: EncodeSettings,
+    device: torch.device,
+    *,
+    instances: int = 1,
+    layers: range | None = None,
+    tracer: Tracer | None = None,
 ) -> EncodeEngine:
     """Make the engine of a base. `instances`: how many processes compute upper layers in one server.
 
+    With `layers` the engine computes these layers alone. Only their weights are loaded, but for int8, which is measured with
+    all layers first.
     Raises ConfigError if the device cannot compute as the settings say, or an ArtifactError for a damaged base.
     """
     config = base.config
@@ -31,17 +39,21 @@ def make_engine(
             f"base {config.name} is a trunk, whose tenants may have students: they want batching packed, it is "
             f"{settings.batching}"
         )
-    upper = base.load_upper()
+    if layers is not None and base.is_trunk:
+        raise ConfigError(f"base {config.name} is a trunk, which has a single encode stage: export it without --stages")
+    upper = base.load_upper(layers)
     dtype = choose_dtype(settings.dtype, device, settings.quantization)
     int8: list[Ranges] = []
     if settings.quantization == "int8":
         check_int8(device)
-        int8 = measure_ranges(base, None if config.is_whole else load_lower(base), upper)
+        measured = upper if layers is None else base.load_upper()
+        ranges = measure_ranges(base, None if config.is_whole else load_lower(base), measured)
+        int8 = ranges if layers is None else ranges[layers.start : layers.stop]
     reduced_size = config.reduced_size(settings.reduction_factor)
     return EncodeEngine(
         config,
         upper,
-        num_slots=choose_slots(settings.num_slots, config, reduced_size, device, dtype, instances),
+        num_slots=choose_slots(settings.num_slots, config, reduced_size, device, dtype, instances, layers),
         reduced_size=reduced_size,
         device=device,
         dtype=dtype,
@@ -50,6 +62,7 @@ def make_engine(
         pad_to=settings.pad_to,
         fine_prefetch=settings.fine_prefetch,
         int8=int8,
+        layers=layers,
         tracer=tracer,
     )
 

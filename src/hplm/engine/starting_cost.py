@@ -10,7 +10,6 @@ import numpy as np
 from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Head, Tenant, TenantCard
 from hplm.engine.encode import EncodeEngine, EngineRequest
-from hplm.engine.token_domain import no_features
 from hplm.errors import CorruptArtifactError
 from hplm.profiles.profile import Conditions, Profile
 from hplm.profiles.profile_store import find_profile
@@ -27,11 +26,13 @@ WARMING = MEASURED[:2]
 def starting_cost(engine: EncodeEngine, store: Store, base: str, conditions: Conditions) -> tuple[CostModel, str]:
     """Return the cost model of an engine before it serves, and words for the log that say where the costs come from.
 
-    Batches that are served later refine the model.
+    Batches that are served later refine the model. A profile has the times of all layers, so an engine of some layers is
+    always measured.
     """
-    profile = _kept_profile(store, base, conditions)
+    profile = _kept_profile(store, base, conditions) if engine.has_all_layers else None
     if profile is None:
-        return measure_cost(engine), "costs measured at the start (no profile of this machine and these settings)"
+        why = "no profile of this machine and these settings" if engine.has_all_layers else "profiles are of all layers"
+        return measure_cost(engine), f"costs measured at the start ({why})"
     time_batches(engine, WARMING)
     return CostModel.fit(profile.cost_samples()), f"costs from the profile of {profile.measured_at}"
 
@@ -52,7 +53,7 @@ def time_batches(engine: EncodeEngine, sizes: Sequence[tuple[int, int]]) -> list
     tenant, timed = blank_tenant(engine), []
     for texts, wanted in sizes:
         tokens = min(wanted, engine.config.max_tokens)
-        requests = [EngineRequest(tenant, no_features(engine.config, tokens)) for _ in range(texts)]
+        requests = [EngineRequest(tenant, engine.no_features(tokens)) for _ in range(texts)]
         start = time.perf_counter()
         engine.run(requests)
         timed.append((texts, tokens, time.perf_counter() - start))
@@ -64,7 +65,7 @@ def time_batches(engine: EncodeEngine, sizes: Sequence[tuple[int, int]]) -> list
 def blank_tenant(engine: EncodeEngine, version: str = "measuring") -> Tenant:
     """Return a tenant of zeros, for measuring. Tenants of different versions have adapter slots of their own."""
     hidden, reduced = engine.config.hidden_size, engine.slots.sizes[0]
-    weights = np.zeros((engine.config.adapted_layers, packed_width(hidden, reduced)), np.float32)
+    weights = np.zeros((len(engine.slots.rows), packed_width(hidden, reduced)), np.float32)
     head = Head(np.zeros((2, hidden), np.float32), np.zeros(2, np.float32))
     card = TenantCard("nobody", "classification", ("a", "b"), base="")
     return Tenant(card, PackedAdapter(weights, hidden, reduced), head, version=version)

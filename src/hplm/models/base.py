@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,18 @@ class Base(BaseFolder):
         """Load the tokenizer; it cuts texts to the length that the base reads."""
         return TextEncoder(self.tokenizer_path, self.config.max_tokens)
 
-    def load_upper(self) -> UpperLayers:
+    def load_upper(self, layers: range | None = None) -> UpperLayers:
         """Load the upper layers, in fp32. `hplm.engine.lower_layers` loads the lower encoder.
 
         The layers of a whole base read word embeddings that are mapped from the disk, so that processes share their memory.
+        With `layers` only these are loaded. Unless they begin with the first layer, they read hidden states, and no word
+        embeddings are loaded.
         """
-        upper = WholeLayers(self.config, self._map_words()) if self.config.is_whole else UpperLayers(self.config)
-        fill(upper, self.folder / "upper.safetensors")
+        config = self.config if layers is None else replace(self.config, upper_layers=len(layers), adapter_layers=0)
+        first = layers.start if layers is not None else 0
+        reads_ids = self.config.is_whole and not first
+        upper = WholeLayers(config, self._map_words()) if reads_ids else UpperLayers(config)
+        fill(upper, self.folder / "upper.safetensors", None if layers is None else partial(_name_in_file, first))
         return upper
 
     def _map_words(self) -> Tensor:
@@ -57,15 +64,28 @@ class Base(BaseFolder):
         return words
 
 
-def fill(module: nn.Module, path: Path) -> None:
-    """Load a half's weights into `module`, in fp32, and put it in evaluation mode. Raises an ArtifactError."""
+def fill(module: nn.Module, path: Path, name_in_file: Callable[[str], str] | None = None) -> None:
+    """Load a half's weights into `module`, in fp32, and put it in evaluation mode. Raises an ArtifactError.
+
+    With `name_in_file` only the module's own tensors are read, under the names that the function returns.
+    """
     try:
-        module.load_state_dict({name: tensor.float() for name, tensor in load_file(path).items()})
+        if name_in_file is None:
+            tensors = load_file(path)
+        else:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name_in_file(name)) for name in module.state_dict()}
+        module.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except OSError as error:
         raise unusable(f"{path} cannot be read", error) from error
     except (RuntimeError, ValueError, SafetensorError) as error:
         raise CorruptArtifactError(f"{path} does not hold this base's weights ({error}); build it again") from error
     module.eval()
+
+
+def _name_in_file(first: int, name: str) -> str:
+    """Return the name in a base's file of a tensor of layers that are numbered from layer `first` on."""
+    return re.sub(r"^layers\.([0-9]+)", lambda found: f"layers.{first + int(found[1])}", name)
 
 
 def save(

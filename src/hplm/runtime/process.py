@@ -6,10 +6,11 @@ import ctypes
 import os
 import resource
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from hplm.errors import StartError
+from hplm.errors import ConfigError, StartError
 
 PR_SET_PDEATHSIG = 1
 SHARED_MEMORY = Path("/dev/shm")
@@ -37,6 +38,20 @@ def file_limits() -> tuple[int, int]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     return (soft if soft == resource.RLIM_INFINITY else max(soft, most)), hard
+
+
+def pin_to_cores(cores: Collection[int]) -> None:
+    """Let all threads of this process run on these cores alone. Raises ConfigError if the process may not use one of them."""
+    allowed = os.sched_getaffinity(0)
+    if missing := set(cores) - allowed:
+        raise ConfigError(
+            f"core {min(missing)} is not one of this process: its cores are {', '.join(map(str, sorted(allowed)))}; export "
+            "the base with other --cores"
+        )
+    # A thread that is started meanwhile has the cores of the thread that starts it.
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 def give_way_for_memory() -> None:

@@ -56,6 +56,12 @@ class CostModel:
         model._solve()
         return model
 
+    @property
+    def bounds_s(self) -> tuple[float, float, float]:
+        """The seconds of a batch, and of a token and a squared length in it, as `bound` adds them."""
+        batch_s, token_s, square_s = self._seconds
+        return self._headroom * batch_s, self._headroom * token_s, self._headroom * square_s
+
     def predict(self, tokens: int, squares: int) -> float:
         """Return the expected seconds of a batch."""
         a, b, c = self._seconds

@@ -42,7 +42,7 @@ class Backlog:
 
     `free_s`: when the batch that runs will end. A full batch has `batch_tokens` and takes `batch_s`. `newest_arrived_s`:
     when the newest request of this stage reached the server. `tokens[i]` tokens are due by `deadlines_s[i]`, both rising.
-    `of_tenant`: the tokens that wait, by tenant.
+    `of_tenant`: the tokens that wait, by tenant. `costs_s`: seconds of a batch, and of a token and a squared length in it.
     """
 
     at_s: float
@@ -53,6 +53,17 @@ class Backlog:
     deadlines_s: tuple[float, ...]
     tokens: tuple[int, ...]
     of_tenant: dict[str, int]
+    costs_s: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request that comes now waits for a batch of others."""
+        return bool(self.tokens) or self.free_s > self.at_s
+
+    def alone_s(self, tokens: int) -> float:
+        """Return the seconds of a batch of one text of `tokens` tokens."""
+        batch_s, token_s, square_s = self.costs_s
+        return batch_s + token_s * tokens + square_s * tokens * tokens
 
     def due(self, deadline_s: float) -> int:
         """Return the number of tokens that wait and are due by a deadline."""
@@ -101,7 +112,21 @@ def combine(backlogs: Sequence[Backlog]) -> Backlog | None:
         tuple(deadline_s for deadline_s, _ in due),
         tuple(accumulate(tokens for _, tokens in due)),
         dict(of_tenant),
+        tuple(max(costs) for costs in zip(*(backlog.costs_s for backlog in known), strict=True)),
     )
+
+
+def reserved_s(later: Sequence[Backlog | None], tokens: int, time_s: float) -> float:
+    """Return the seconds of a request's time that the stages after this one need, as far as their backlogs are known.
+
+    A stage needs the seconds of a batch of the request alone, and a full batch if the stage is busy. Under overload batches end
+    just in time, so the next stage must have that time. But a full batch is no reason to take more than half of the request's
+    time, `time_s`: a stage cuts its batches for requests that have little time.
+    """
+    known = [backlog for backlog in later if backlog is not None]
+    alone_s = sum(backlog.alone_s(tokens) for backlog in known)
+    busy_s = sum(max(backlog.alone_s(tokens), backlog.batch_s * backlog.is_busy) for backlog in known)
+    return max(alone_s, min(busy_s, time_s / 2))
 
 
 @dataclass(frozen=True)
@@ -183,3 +208,45 @@ class DownstreamAdmission:
             self._of_tenant[passed.tenant] += passed.tokens
         self._newly_passed_tokens = 0
         self._turns = WeightedFair(self._of_tenant, self._weights)
+
+
+class PipelineAdmission:
+    """The work before a new request in several stages, which the request passes one after another.
+
+    Each stage has a DownstreamAdmission over its backlog, as one of `reads` returns it, in the order of the stages. Requests
+    that wait in an earlier stage are on their way to each later stage.
+    """
+
+    def __init__(
+        self,
+        reads: Sequence[Callable[[float], Backlog | None]],
+        weights: Mapping[str, float],
+        processes: int = 1,
+    ) -> None:
+        self._reads = reads
+        self._stages = [DownstreamAdmission(read, weights, processes) for read in reads]
+
+    def passed(self, tenant: str, tokens: int, arrived_s: float, now_s: float) -> None:
+        """Note that a request leaves for the first of the stages."""
+        for stage in self._stages:
+            stage.passed(tenant, tokens, arrived_s, now_s)
+
+    def would_be_late(
+        self, tenant: str, tokens: int, deadline_s: float, now_s: float, *, waits_for_others: bool = False
+    ) -> bool:
+        """Return whether a new request would be far too late in one of the stages, see DownstreamAdmission.
+
+        Each stage must leave the later stages their time.
+        """
+        backlogs = [read(now_s) for read in self._reads]
+        late = [
+            stage.would_be_late(
+                tenant,
+                tokens,
+                deadline_s - reserved_s(backlogs[number:], tokens, deadline_s - now_s),
+                now_s,
+                waits_for_others=waits_for_others,
+            )
+            for number, stage in enumerate(self._stages, 1)
+        ]
+        return any(late)

@@ -208,7 +208,15 @@ class RequestQueue:
     def backlog(self, waiting: list[Waiting], now_s: float) -> Backlog:
         """Return the backlog of a snapshot for the stage before this one. Needs no lock, because it changes nothing."""
         free_s = max(now_s, self._running_until_s)
-        return Backlog(now_s, free_s, *self._full, self._newest_arrived_s, *steps(waiting), by_tenant(waiting))
+        return Backlog(
+            now_s,
+            free_s,
+            *self._full,
+            self._newest_arrived_s,
+            *steps(waiting),
+            by_tenant(waiting),
+            self.cost.bounds_s,
+        )
 
     def done(self, seconds: float) -> None:
         """Note that the batch of the last `take` took `seconds`; 0 if the time says nothing about other batches."""

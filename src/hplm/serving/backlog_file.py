@@ -1,4 +1,4 @@
-"""The file by which the encode stage tells the look-up stage, another process, which requests wait for it."""
+"""The file by which an encode stage tells the stages before it, which are other processes, which requests wait for it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ REMOVED_AFTER_S = 60.0
 
 
 class BacklogFile:
-    """The backlogs of the stages of one server that serve one base of one store. Each process writes a file of its own.
+    """The backlogs of encode stage number `stage` of one base of one store, in one server. Each process writes its own file.
 
     Only files of this process's user are read. Safe to read from several threads.
     """
 
-    def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY) -> None:
-        name = hashlib.sha256(f"{store}\0{base}".encode()).hexdigest()[:16]
+    def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY, *, stage: int = 1) -> None:
+        name = hashlib.sha256(f"{store}\0{base}\0{stage}".encode()).hexdigest()[:16]
         self._folder = folder
         self._name = f"{backlogs_of(SERVER)}{name}"
         self._path = folder / f"{self._name}.{os.getpid()}.json"
@@ -43,7 +43,7 @@ class BacklogFile:
         self._last: Backlog | None = None
 
     def publish(self, backlog: Backlog) -> None:
-        """Write this stage's backlog. If that fails, the log says so once, and the look-up stage refuses nothing for it."""
+        """Write this stage's backlog. If that fails, the log says so once, and earlier stages refuse nothing for it."""
         try:
             with open(self._written, "x", opener=_private) as file:
                 json.dump(vars(backlog), file)
@@ -95,7 +95,7 @@ class BacklogFile:
     def _complain(self, path: Path, fault: str, error: Exception) -> None:
         # Each fault once, because the files are read twenty times a second.
         if (message := f"{path} {fault} ({error})") not in self._logged:
-            logging.getLogger(__name__).warning("%s: the look-up stage does not go by it", message)
+            logging.getLogger(__name__).warning("%s: earlier stages do not go by it", message)
         self._logged.add(message)
 
 

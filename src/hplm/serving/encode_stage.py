@@ -1,6 +1,7 @@
 """The encode stage, the second of hBERT's two: hidden states of many tenants' texts -> labels, in batches of a policy.
 
-For a whole base it reads ids and types of tokens in place of hidden states, and computes all layers.
+For a whole base it reads ids and types of tokens in place of hidden states, and computes all layers. The encode stage may be
+cut into several stages of some layers each. All but the last give hidden states to the next.
 """
 
 from __future__ import annotations
@@ -19,20 +20,22 @@ import numpy.typing as npt
 import torch
 
 from hplm.adapters.host_cache import HostCache
-from hplm.adapters.packed import packed_width
+from hplm.adapters.packed import PackedAdapter, packed_width
 from hplm.adapters.tenant import Tenant
 from hplm.cascade.dispatch import DispatchAnswer, DispatchInput, word_importances
+from hplm.core import wire
 from hplm.core.settings import EncodeSettings
 from hplm.core.wire import LabelledSpan
 from hplm.engine.encode import EncodedTexts, EngineRequest
 from hplm.engine.served_engine import conditions_of, make_engine
 from hplm.engine.starting_cost import starting_cost
-from hplm.engine.token_domain import Features, no_features
+from hplm.engine.token_domain import Features
 from hplm.errors import BadInputError, ConfigError, CorruptArtifactError, HiddenStatesError, HplmError, InternalError
 from hplm.models.device import choose_device, choose_threads, count_cores
 from hplm.registry.records import ServedTenant
+from hplm.runtime.process import pin_to_cores
 from hplm.runtime.rate_limited_log import log_rate_limited
-from hplm.scheduling.downstream_admission import Backlog
+from hplm.scheduling.downstream_admission import Backlog, reserved_s
 from hplm.scheduling.policy import Batch, Budget
 from hplm.scheduling.policy_loader import load_policy
 from hplm.scheduling.student_number import StudentNumber, StudentRules
@@ -59,11 +62,12 @@ MOST_CLAIMED_S = 3600
 class EncodeInput:
     """One text after the look-up: `features` as in LookupAnswer, `tokens` int32 `[T, 3]`.
 
-    `version_id`: the tenant's version that the features are for, None for the current one. `dispatch`: how this level of a
-    cascade decides on the text, None outside of a cascade.
+    Behind another encode stage `features` are that stage's hidden states, float32 `[T, H]`. `version_id`: the tenant's version
+    that the features are for, None for the current one. `dispatch`: how this level of a cascade decides on the text, None
+    outside of a cascade.
     """
 
-    features: Features
+    features: Features | npt.NDArray[np.float32]
     tokens: npt.NDArray[np.int32]
     version_id: int | None = None
     dispatch: DispatchInput | None = None
@@ -84,6 +88,13 @@ class EncodeAnswer:
 
 
 @dataclass(frozen=True)
+class StatesAnswer:
+    """The hidden states of one text after the layers of this stage, float32 `[T, H]`, for the next stage."""
+
+    states: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class EncodeItem:
     """A request for a batch: its tenant is in host memory."""
 
@@ -93,12 +104,13 @@ class EncodeItem:
 
 
 class EngineStage(Stage[Input, Item, Answer]):
-    """A stage that computes upper layers and heads, with tenants' weights in host memory.
+    """A stage that computes upper layers and heads, with tenants' weights in host memory. `name` is the stage's in the metrics.
 
     Raises RegistryError, ArtifactError or ConfigError if the store is not sound.
     """
 
     work: ClassVar[str] = "compute"
+    name: str = "upper"
 
     def __init__(
         self,
@@ -113,8 +125,13 @@ class EngineStage(Stage[Input, Item, Answer]):
         `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
         """
         all_processes = all_processes or instances
-        threads = choose_threads(settings.num_threads, all_processes)
-        super().__init__("upper", settings, folder, threads=threads)
+        if settings.cores:
+            pin_to_cores(settings.cores)
+            # The cores are this stage's own, so none is left to other processes.
+            threads = settings.num_threads or max(1, count_cores() // instances)
+        else:
+            threads = choose_threads(settings.num_threads, all_processes)
+        super().__init__(self.name, settings, folder, threads=threads)
         self._settings = settings
         self._config = self._base.config
         device = choose_device(settings.device, device_index)
@@ -123,7 +140,9 @@ class EngineStage(Stage[Input, Item, Answer]):
         self._cache: HostCache[ServedTenant, Tenant] = HostCache(
             self._load, lambda tenant: tenant.num_bytes, capacity=settings.host_cache_mb * 1_000_000
         )
-        self.engine = make_engine(self._base, settings, device, instances=all_processes, tracer=self._tracer)
+        self.engine = make_engine(
+            self._base, settings, device, instances=all_processes, layers=settings.layers, tracer=self._tracer
+        )
         cost, origin = starting_cost(
             self.engine, self._store, settings.base, conditions_of(self._base, settings, device, threads)
         )
@@ -148,10 +167,17 @@ class EngineStage(Stage[Input, Item, Answer]):
         )
         count = "1 thread" if threads == 1 else f"{threads} threads"
         products = ", layers' matrices in int8" if settings.quantization == "int8" else ""
+        layers = self.engine.layers
+        part = (
+            ""
+            if self.engine.has_all_layers
+            else f"layers {layers.start + 1} to {layers.stop} of {self._config.upper_layers} "
+        )
+        pinned = f" on cores {', '.join(map(str, settings.cores))}" if settings.cores else ""
         slots = "" if device.type == "cpu" else f", {self.engine.slots.num_slots:,} slots"
         # Words for the log: where and how the stage computes.
         dtype = str(self.engine.dtype).removeprefix("torch.")
-        self.about = f"on {device} in {dtype} with {count}{products}{slots}; {origin}"
+        self.about = f"{part}on {device} in {dtype} with {count}{pinned}{products}{slots}; {origin}"
 
     def close(self) -> None:
         self._cache.close()
@@ -232,7 +258,7 @@ class EngineStage(Stage[Input, Item, Answer]):
         """Return the answers of a part's texts, with the importances of those that are re-routed."""
         answers = [
             _answer(item, number, logits)
-            for item, number, logits in zip(items, part.students, part.logits, strict=True)
+            for item, number, logits in zip(items, part.students, part.outputs, strict=True)
         ]
         for item, number in zip(items, part.students, strict=True):
             if item.request.tenant.card.students > 1:
@@ -259,22 +285,28 @@ class EngineStage(Stage[Input, Item, Answer]):
             tenant, slots = self._bank.load(served), self.engine.slots
             try:
                 self.engine.check(tenant)
-                adapters = [slots.fitted(packed) for packed in tenant.adapters]
+                for packed in tenant.adapters:
+                    self._check_adapter(packed)
+                adapters = [slots.in_layers(slots.fitted(packed)) for packed in tenant.adapters]
             except ConfigError as error:
                 # The fault is the operator's, of `reduction_factor`, `num_slots` or `batching`, not the client's request.
                 raise CorruptArtifactError(str(error)) from error
-            for packed in adapters:
-                shape = (self._config.adapted_layers, packed_width(self._config.hidden_size, packed.reduced_size))
-                if packed.weights.shape != shape:
-                    # In a slot it would fail the whole batch, with the requests of other tenants.
-                    raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, slots hold {shape}")
             # Serving needs nothing that a card says about the training: curve and confusion can outweigh the weights.
             card = replace(tenant.card, about={})
             return replace(tenant.with_adapters([slots.staged(packed) for packed in adapters]), card=card)
 
+    def _check_adapter(self, packed: PackedAdapter) -> None:
+        shape = (self._config.adapted_layers, packed_width(self._config.hidden_size, packed.reduced_size))
+        if packed.weights.shape != shape:
+            # In a slot it would fail the whole batch, with the requests of other tenants.
+            raise CorruptArtifactError(f"adapter of shape {packed.weights.shape}, the base's have {shape}")
 
-class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
-    """Check, queue, run, decode."""
+
+class FeaturesStage(EngineStage[EncodeInput, EncodeItem, Answer]):
+    """A stage of a process of its own, which reads the features of texts or the hidden states of an earlier encode stage.
+
+    `input` is the name of the tensor that the stage reads.
+    """
 
     def __init__(
         self,
@@ -289,9 +321,9 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
         `all_processes`: how many processes of all bases of the server compute upper layers; None: `instances`.
         """
         super().__init__(settings, folder, device_index, instances, all_processes)
-        self.input = output_tensor(self._config)
-        self.no_features = no_features(self._config, 1)
-        self._backlog = BacklogFile(self._store.root, settings.base)
+        self.input = wire.STATES if self.engine.reads_states else output_tensor(self._config)
+        self.no_features = self.engine.no_features(1)
+        self._backlog = BacklogFile(self._store.root, settings.base, stage=settings.stage)
         # Versions that only the registry may know, which may hang. Once found, a version is in the catalog.
         self._versions: HostCache[tuple[bytes, int | None], ServedTenant] = HostCache(
             lambda version: self._bank.resolve(*version), lambda _: 1, capacity=1
@@ -309,7 +341,7 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
     def publish(self, backlog: Backlog) -> None:
         self._backlog.publish(backlog)
 
-    def admit(self, request: Request[EncodeInput, EncodeAnswer]) -> Admission[EncodeItem]:
+    def admit(self, request: Request[EncodeInput, Answer]) -> Admission[EncodeItem]:
         """Find the tenant's version and its weights in host memory."""
         text = request.item
         self._check(text)
@@ -325,24 +357,21 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
     def look_ahead(self, items: list[EncodeItem]) -> None:
         self.prefetch([item.request.tenant for item in items])
 
-    def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
-        return self.encode(items, batch.students, batch.slot_tokens)
-
     def _check(self, text: EncodeInput) -> None:
         """Refuse wrong tensors. Only a client that calls this stage directly can send them."""
         config = self._config
         length, width = text.features.shape
-        what, wanted = ("ids and types of tokens", 2) if config.is_whole else ("hidden states", config.hidden_size)
+        reads_ids = self.input == wire.IDS
+        what, wanted = ("ids and types of tokens", 2) if reads_ids else ("hidden states", config.hidden_size)
         if width != wanted:
             raise HiddenStatesError(f"{what} are {width} wide, this base's are {wanted}")
         if not 1 <= length <= config.max_tokens:
             raise HiddenStatesError(f"{length} tokens came, 1 to {config.max_tokens} are accepted")
         if text.tokens.shape != (length, 3):
             raise HiddenStatesError(f"tokens have shape {text.tokens.shape}, ({length}, 3) was expected")
-        if config.is_whole:
+        if reads_ids:
             self._check_ids(text.features)
-        # `isfinite` without numpy's slow half floats: only NaN and infinity have an exponent of all ones.
-        elif int((text.features.view(np.uint16) & 0x7FFF).max()) >= 0x7C00:
+        elif not all_finite_states(text.features):
             raise HiddenStatesError("hidden states hold NaN or infinity")
 
     def _check_ids(self, features: npt.NDArray[Any]) -> None:
@@ -355,13 +384,62 @@ class EncodeStage(EngineStage[EncodeInput, EncodeItem, EncodeAnswer]):
             )
 
 
+class EncodeStage(FeaturesStage[EncodeAnswer]):
+    """The last encode stage, by default the only one: check, queue, run, decode."""
+
+    def run(self, items: list[EncodeItem], batch: Batch) -> Results[EncodeAnswer]:
+        return self.encode(items, batch.students, batch.slot_tokens)
+
+
+class LayersStage(FeaturesStage[StatesAnswer]):
+    """An encode stage before the last: its answers are hidden states for the next stage."""
+
+    name = "layers"
+
+    def __init__(
+        self,
+        settings: EncodeSettings,
+        folder: Path,
+        device_index: int = 0,
+        instances: int = 1,
+        all_processes: int | None = None,
+    ) -> None:
+        """See EngineStage."""
+        super().__init__(settings, folder, device_index, instances, all_processes)
+        later = range(settings.stage + 1, settings.encode_stages + 1)
+        self._later = [BacklogFile(self._store.root, settings.base, stage=stage) for stage in later]
+
+    def times_of(self, request: Request[EncodeInput, StatesAnswer]) -> Times:
+        """Leave the later stages the time that they need, as their backlogs say."""
+        times, now_s = super().times_of(request), time.monotonic()
+        backlogs = [file.read(now_s) for file in self._later]
+        kept_s = reserved_s(backlogs, len(request.item.features), times.deadline_s - times.arrived_s)
+        return times._replace(deadline_s=times.deadline_s - kept_s)
+
+    def run(self, items: list[EncodeItem], batch: Batch) -> Results[StatesAnswer]:
+        for part in self.engine.run_each([item.request for item in items], batch.slot_tokens):
+            # Copies, because an answer that waits for other texts must not keep the whole batch in memory.
+            yield part.texts, [StatesAnswer(states.copy()) for states in part.outputs]
+
+
+def all_finite_states(states: npt.NDArray[Any]) -> bool:
+    """Return whether hidden states, float16 or float32, hold neither NaN nor infinity."""
+    if states.dtype == np.float32:
+        return bool(np.isfinite(states).all())
+    # `isfinite` without numpy's slow half floats: only NaN and infinity have an exponent of all ones.
+    return int((states.view(np.uint16) & 0x7FFF).max()) < 0x7C00
+
+
 def looks_ahead(settings: EncodeSettings, device: torch.device) -> bool:
     """Return whether slots are filled ahead for the next batch. On a CPU, copying takes a core from computing."""
     return device.type == "cuda" if settings.coarse_prefetch is None else settings.coarse_prefetch
 
 
 def encode_item(
-    tenant: Tenant, features: Features, tokens: npt.NDArray[np.int32], dispatch: DispatchInput | None
+    tenant: Tenant,
+    features: Features | npt.NDArray[np.float32],
+    tokens: npt.NDArray[np.int32],
+    dispatch: DispatchInput | None,
 ) -> EncodeItem:
     """Return a text for a batch, which keeps attention if importances are wanted."""
     keeps_attention = dispatch is not None and dispatch.wants_importance

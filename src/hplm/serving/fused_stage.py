@@ -15,7 +15,7 @@ from hplm.cascade.dispatch import DispatchInput
 from hplm.core.settings import FusedSettings
 from hplm.errors import HplmError, InternalError
 from hplm.registry.records import ServedTenant
-from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, combine
+from hplm.scheduling.downstream_admission import Backlog, PipelineAdmission, combine
 from hplm.scheduling.policy import Batch
 from hplm.serving.batch_loop import Results
 from hplm.serving.encode_stage import EncodeAnswer, EncodeItem, EngineStage, encode_item
@@ -69,7 +69,7 @@ class FusedStage(EngineStage[FusedInput, FusedItem, FusedAnswer]):
         """
         super().__init__(settings, folder, device_index, instances, all_processes)
         self._backlog: Backlog | None = None
-        self._downstream = DownstreamAdmission(lambda now_s: self._backlog, settings.tenant_weights)
+        self._downstream = PipelineAdmission([lambda now_s: self._backlog], settings.tenant_weights)
         self.lookup = TextLookup(
             settings.look_up, self._store, self._base, self._catalog, self._bank, self._downstream, device_index
         )

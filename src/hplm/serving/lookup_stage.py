@@ -41,7 +41,7 @@ from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.downstream_admission import DownstreamAdmission
+from hplm.scheduling.downstream_admission import PipelineAdmission
 from hplm.scheduling.policies import Fcfs
 from hplm.scheduling.policy import ONE_STUDENT, Batch, Budget, StudentRange
 from hplm.serving.backlog_file import BacklogFile
@@ -103,10 +103,10 @@ class TextLookup:
         base: Base,
         catalog: Catalog,
         bank: TenantBank,
-        downstream: DownstreamAdmission,
+        downstream: PipelineAdmission,
         device_index: int = 0,
     ) -> None:
-        """`downstream` knows the requests that wait for the encoder. `device_index`: see `OpenDomains`."""
+        """`downstream` knows the requests that wait for encode stages. `device_index`: see `OpenDomains`."""
         tokenise_in_one_thread()
         self._settings = settings
         self._catalog = catalog
@@ -251,8 +251,11 @@ class LookupStage(Stage[RawTexts, LookupItem, LookupAnswer]):
         super().__init__("plot", settings, folder, threads=1)
         self._settings = settings
         self._tokens = 0
-        self._downstream = DownstreamAdmission(
-            BacklogFile(self._store.root, settings.base).read, settings.tenant_weights, instances
+        stages = range(1, settings.encode_stages + 1)
+        self._downstream = PipelineAdmission(
+            [BacklogFile(self._store.root, settings.base, stage=stage).read for stage in stages],
+            settings.tenant_weights,
+            instances,
         )
         self.lookup = TextLookup(settings, self._store, self._base, self._catalog, self._bank, self._downstream)
         self.domains = self.lookup.domains

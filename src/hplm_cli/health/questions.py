@@ -63,18 +63,19 @@ def question_of_text(
     role: Role,
     subject: Subject,
     *,
-    hidden_size: int | None = None,
+    hidden_size: int = 0,
+    is_whole: bool = False,
     is_dispatch: bool = False,
     proof: bytes | None = None,
 ) -> Question:
     """Return the question for a model of a base, or for a model that calls bases.
 
-    `hidden_size` is that of a hierarchical base, None for a whole base; only the encode stage needs it. `is_dispatch`: the
-    model is a level of a cascade. `proof` is for an inner stage of a server with keys, the encode stage.
+    `hidden_size` is the base's, and `is_whole` its kind; only encode stages need them. `is_dispatch`: the model is a level of a
+    cascade. `proof` is for an inner stage of a server with keys, an encode stage.
     """
     tenant = _bytes_tensor(wire.TENANT, [subject.tenant])
-    if role.backend == "upper":
-        return _question_of_features(role.name, tenant, hidden_size, proof)
+    if role.backend in ("layers", "upper"):
+        return _question_of_features(role, tenant, hidden_size, is_whole, proof)
     inputs: list[dict[str, Any]] = [_bytes_tensor(wire.TEXT, [ANY_TEXT] * subject.texts), tenant]
     if is_dispatch:
         inputs.append({"name": wire.DISPATCH, "shape": [1, len(LAST_LEVEL)], "datatype": "FP32", "data": LAST_LEVEL})
@@ -82,24 +83,28 @@ def question_of_text(
     return Question(_infer_path(role.name), _body(inputs, output))
 
 
-def _question_of_features(model: str, tenant: dict[str, Any], hidden_size: int | None, proof: bytes | None) -> Question:
-    """Return the question for an encode stage: the features of one token, which are zeros."""
+def _question_of_features(
+    role: Role, tenant: dict[str, Any], hidden_size: int, is_whole: bool, proof: bytes | None
+) -> Question:
+    """Return the question for an encode stage: the input of one token, which is zeros."""
+    model, output = role.name, wire.LABEL if role.backend == "upper" else wire.STATES
     tokens = {"name": wire.TOKENS, "shape": [1, 1, 3], "datatype": "INT32", "data": [0, 0, 0]}
     known = [tokens, tenant]
     if proof is not None:
         known.append({"name": wire.PROOF, "shape": [1, len(proof)], "datatype": "UINT8", "data": list(proof)})
-    if hidden_size is None:
+    if is_whole and role.stage == 1:
         ids = {"name": wire.IDS, "shape": [1, 1, 2], "datatype": "INT32", "data": [0, 0]}
-        return Question(_infer_path(model), _body([ids, *known], wire.LABEL))
+        return Question(_infer_path(model), _body([ids, *known], output))
     # JSON has no FP16, so the hidden states are bytes after the JSON.
-    values = bytes(2 * hidden_size)
+    name, datatype, number_bytes = (wire.HIDDEN, "FP16", 2) if role.stage == 1 else (wire.STATES, "FP32", 4)
+    values = bytes(number_bytes * hidden_size)
     hidden = {
-        "name": wire.HIDDEN,
+        "name": name,
         "shape": [1, 1, hidden_size],
-        "datatype": "FP16",
+        "datatype": datatype,
         "parameters": {"binary_data_size": len(values)},
     }
-    head = _body([hidden, *known], wire.LABEL)
+    head = _body([hidden, *known], output)
     return Question(_infer_path(model), head + values, {"Inference-Header-Content-Length": str(len(head))})
 
 

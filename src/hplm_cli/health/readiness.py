@@ -105,14 +105,14 @@ class Verdict:
 
 
 class AskedBase:
-    """A base as questions need it: its tenants, and the hidden size of a hierarchical base."""
+    """A base as questions need it: its tenants, its hidden size, and whether it is whole."""
 
     def __init__(self, served: ServedBase) -> None:
         """Raises ArtifactError, ConfigError or RegistryError."""
         self._served = served
         self._store = Store(served.store_root, served.settings.encode.registry)
         self._folder = base_folder.read(self._store.base(served.base), verify=False)
-        self.hidden_size = None if self._folder.config.is_whole else self._folder.config.hidden_size
+        self.hidden_size, self.is_whole = self._folder.config.hidden_size, self._folder.config.is_whole
         self._changing = threading.Lock()
         self._subjects: list[Subject] = []
         self._next_read_s = 0.0
@@ -235,6 +235,7 @@ class Readiness:
                 role,
                 subject,
                 hidden_size=base.hidden_size,
+                is_whole=base.is_whole,
                 is_dispatch=is_dispatch,
                 proof=self._access.inner_proof(subject.tenant),
             )

@@ -53,7 +53,15 @@ RULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("torch", "tritonclient"),
     ),
     "src/hplm/triton/stages": (
-        (*PLAIN, "hplm.access", "hplm.metering", "hplm.scheduling.batch_pacing", "hplm.serving", "hplm.triton"),
+        (
+            *PLAIN,
+            "hplm.access",
+            "hplm.cascade",
+            "hplm.metering",
+            "hplm.scheduling.batch_pacing",
+            "hplm.serving",
+            "hplm.triton",
+        ),
         ("torch", "tritonclient"),
     ),
     "src/hplm/triton/launcher": (

@@ -63,6 +63,7 @@ class RunLayers(nn.Module):
     int8_tensors: list[list[Tensor]]
     int8_scales: list[tuple[float, float, int]]
     are_apart: list[bool]
+    parts: list[list[Tensor]]
     relative: Tensor | None
     float32_below: int
     size: int

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from hplm.core.roles import served_bases
+from hplm.core.roles import ENCODE_BACKENDS, served_bases
 from hplm.errors import ConfigError
 
 _COUNT = re.compile(r"\bcount: (\d+) kind")
+_GPUS = re.compile(r"\bkind: KIND_GPU gpus: \[([ 0-9,]+)\]")
 
 
 def with_instances(config: str, count: int) -> str:
@@ -19,6 +21,19 @@ def with_instances(config: str, count: int) -> str:
             f"config.pbtxt should have one instance group as hplm writes it, and has {groups}: run `hplm build export` again"
         )
     return changed
+
+
+def with_gpus(config: str, gpus: Sequence[int]) -> str:
+    """Return the text of a config.pbtxt with its instances on each of these GPUs; none: on each GPU, or without one."""
+    return (
+        config.replace("kind: KIND_AUTO", f"kind: KIND_GPU gpus: [ {', '.join(map(str, gpus))} ]") if gpus else config
+    )
+
+
+def gpus_in(config: str) -> tuple[int, ...]:
+    """Return the GPUs that a config.pbtxt names, none if it does not say."""
+    named = _GPUS.search(config)
+    return () if named is None else tuple(map(int, named[1].split(",")))
 
 
 def instances_in(config: str) -> int | None:
@@ -32,7 +47,7 @@ def count_encode_processes(models: Path) -> int:
 
     A model whose groups were changed by hand counts as one process.
     """
-    computing = [role for base in served_bases(models) for role in base.roles if role.backend in ("upper", "fused")]
+    computing = [role for base in served_bases(models) for role in base.roles if role.backend in ENCODE_BACKENDS]
     return sum(instances_in((models / role.name / "config.pbtxt").read_text()) or 1 for role in computing)
 
 

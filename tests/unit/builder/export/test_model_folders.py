@@ -444,7 +444,7 @@ def test_a_base_that_does_not_fit_those_that_are_there_is_refused(tmp_path: Path
     plot, other = LookupSettings(store="", base="big", table="wide"), Store(tmp_path / "store", "sqlite:///other")
     with pytest.raises(ConfigError, match="share a registry, and 'hbert' has another"):
         export(other, models, plot, EncodeSettings(store="", base="big"), name="mpnet")
-    with pytest.raises(ConfigError, match="further models end with _plot, _upper or _dispatch"):
+    with pytest.raises(ConfigError, match="further models end with _plot, _upper, _upper_NUMBER or _dispatch"):
         export_base(tmp_path / "store", models, "new", "general", name="new_upper")
     assert files_of(models, "hbert") | files_of(models, "mpnet") == before
 

@@ -23,13 +23,25 @@ from hplm.core.roles import (
     route_role,
     served_base,
     served_bases,
+    staged_roles,
     unload_order,
 )
 from hplm.errors import ConfigError
 from hplm.triton.launcher.backend_folder import share_folder
 from hplm.triton.launcher.model_folder import write_model
 
-ROLES = [*base_roles(), *map(of_whole_base, base_roles()), fused_role(), *MANAGING, route_role(), cascade_role()]
+# The parts of several encode stages. Their ensemble is made of the one with a single encode stage.
+PARTS = staged_roles("hbert", 3)[1:4]
+ROLES = [
+    *base_roles(),
+    *map(of_whole_base, base_roles()),
+    *PARTS,
+    of_whole_base(PARTS[0]),
+    fused_role(),
+    *MANAGING,
+    route_role(),
+    cascade_role(),
+]
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.template or role.name)
@@ -76,18 +88,61 @@ def test_a_fused_model_is_the_same_for_both_kinds_of_bases() -> None:
     assert of_whole_base(fused_role()) == fused_role()
 
 
+def test_encode_stages_of_several_are_numbered_and_the_ensemble_calls_all_of_them() -> None:
+    roles = staged_roles("mpnet", 3)
+    assert names(roles) == ("mpnet_plot", "mpnet_upper_1", "mpnet_upper_2", "mpnet_upper_3", "mpnet")
+    assert [role.backend for role in roles] == ["plot", "layers", "layers", "upper", None]
+    assert roles[-1].needs == names(roles[:-1])
+
+
+@pytest.mark.parametrize("kind", ["hierarchical", "whole"])
+def test_the_ensemble_hands_the_states_of_each_encode_stage_to_the_next(tmp_path: Path, kind: str) -> None:
+    write_base(tmp_path, "hbert", "small", stages=3, is_whole=kind == "whole")
+    config = (tmp_path / "hbert" / "config.pbtxt").read_text()
+    steps = config.split("model_name: ")[1:]
+    assert [step.split('"')[1] for step in steps] == ["hbert_plot", "hbert_upper_1", "hbert_upper_2", "hbert_upper_3"]
+    states = [re.findall(r'(\w+)_map { key: "STATES" value: "(\w+)" }', step) for step in steps]
+    assert states == [
+        [],
+        [("output", "states_1")],
+        [("input", "states_1"), ("output", "states_2")],
+        [("input", "states_2")],
+    ]
+    features = "IDS" if kind == "whole" else "HIDDEN"
+    assert [f'input_map {{ key: "{features}"' in step for step in steps] == [False, True, False, False]
+    for step in steps[1:]:
+        for tensor in ("TOKENS", "REQUEST_META", "PROOF", "TENANT"):
+            assert step.count(f'input_map {{ key: "{tensor}"') == 1
+    assert ['key: "LABEL"' in step for step in steps] == [False, False, False, True]
+    assert config.count("{") == config.count("}")
+
+
+def test_a_base_of_several_encode_stages_is_found_with_their_number(tmp_path: Path) -> None:
+    write_base(tmp_path, "hbert", "small", stages=3)
+    write_base(tmp_path, "other", "big")
+    base, other = served_bases(tmp_path)
+    assert (base.form, base.encode_stages, other.encode_stages) == ("two-stage", 3, 1)
+    assert base.roles == staged_roles("hbert", 3)
+    assert base.base == "small"
+    assert unload_order(names(base.roles))[1:] == ({"hbert"}, set(names(base.roles)) - {"hbert"})
+
+
 def test_models_of_another_base_are_named_after_it() -> None:
     roles = base_roles("mpnet")
     assert names(roles) == ("mpnet_plot", "mpnet_upper", "mpnet", "mpnet_dispatch")
     assert roles.ensemble.needs == roles.dispatch.needs == ("mpnet_plot", "mpnet_upper")
 
 
-def write_base(models: Path, name: str, base: str, *, fused: bool = False) -> None:
+def write_base(
+    models: Path, name: str, base: str, *, fused: bool = False, stages: int = 1, is_whole: bool = False
+) -> None:
     """Write the model folders of a base."""
     settings = {"store": "../../../store", "base": base, "registry": ""}
-    for role in (fused_role(name),) if fused else base_roles(name):
+    roles = staged_roles(name, stages) if stages > 1 else base_roles(name)
+    for role in (fused_role(name),) if fused else roles:
         has_table = role.backend in ("plot", "fused")
-        write_model(models, role, {**settings, "table": "general"} if has_table else settings)
+        written = of_whole_base(role) if is_whole else role
+        write_model(models, written, {**settings, "table": "general"} if has_table else settings)
 
 
 def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings(tmp_path: Path) -> None:
@@ -121,7 +176,7 @@ def test_a_model_is_unloaded_before_those_that_it_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["manager", *CALLING, "mpnet_plot", "mpnet_upper", "mpnet_dispatch", "Large", "a/b", ""]
+    "name", ["manager", *CALLING, "mpnet_plot", "mpnet_upper", "mpnet_upper_2", "mpnet_dispatch", "Large", "a/b", ""]
 )
 def test_a_name_of_another_model_or_none_at_all_names_no_base(name: str) -> None:
     with pytest.raises(ConfigError, match="--name: "):

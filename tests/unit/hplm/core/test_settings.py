@@ -226,7 +226,7 @@ def test_every_range_in_the_documents_is_that_of_the_code() -> None:
         if kind is RouteSettings:
             needed["models"] = {"minilm": "hbert"}
         for key, (_, range_) in rows.items():
-            if range_ in ("path", "absolute path", "name", "names", "URL", "of the policy", "by base"):
+            if range_ in ("path", "absolute path", "name", "names", "URL", "of the policy", "by base", "numbers"):
                 continue
             inside, outside = documented_values(range_)
             if get_origin(hint := get_type_hints(kind)[key]) is Literal:
@@ -277,3 +277,34 @@ def test_processes_beside_each_other_share_all_cores_but_one(
 ) -> None:
     monkeypatch.setattr(device, "count_cores", lambda: cores)
     assert choose_threads(wanted, instances) == threads
+
+
+def test_an_encode_stage_of_several_knows_its_layers_and_its_cores() -> None:
+    settings = {"store": "s", "base": "b", "stage_layers": [3, 1, 2], "stage_cores": [[0, 1], [2], [3]]}
+    stages = [parse_settings(EncodeSettings, {**settings, "stage": number}, "here") for number in (1, 2, 3)]
+    assert [stage.layers for stage in stages] == [range(3), range(3, 4), range(4, 6)]
+    assert [stage.cores for stage in stages] == [(0, 1), (2,), (3,)]
+    single = parse_settings(EncodeSettings, {"store": "s", "base": "b", "stage_cores": [[4]]}, "here")
+    assert (single.layers, single.cores, single.encode_stages) == (None, (4,), 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"stage_layers": [6]}, "stage_layers must be the number of layers of each of two or more"),
+        ({"stage_layers": [6, 0]}, "stage_layers must be the number of layers of each of two or more"),
+        ({"stage_layers": [3, 3], "stage": 3}, "stage must be the number of an encode stage, 1 to 2, got 3"),
+        ({"stage_layers": [3, 3], "stage_cores": [[0]]}, "stage_cores must have numbers of cores for each of 2"),
+        ({"stage_cores": [[]]}, "stage_cores must have numbers of cores for each of 1"),
+        ({"stage_cores": [[-1]]}, "stage_cores must have numbers of cores for each of 1"),
+        ({"stage_cores": [0]}, "stage_cores must be a list, got 0"),
+    ],
+)
+def test_encode_stages_that_do_not_fit_together_are_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        parse_settings(EncodeSettings, {"store": "s", "base": "b", **changed}, "here")
+
+
+def test_a_fused_model_has_no_encode_stages() -> None:
+    with pytest.raises(ConfigError, match="stage_layers must be empty: a fused model"):
+        FusedSettings(store="s", base="b", table="t", stage_layers=(1, 1))

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
-from hplm.scheduling.downstream_admission import Backlog, DownstreamAdmission, combine, steps
+from hplm.scheduling.downstream_admission import (
+    Backlog,
+    DownstreamAdmission,
+    PipelineAdmission,
+    combine,
+    reserved_s,
+    steps,
+)
 from hplm.scheduling.policies import Das
 from hplm.scheduling.policy import Budget, Waiting
 from hplm.scheduling.queue import RequestQueue
@@ -45,7 +52,7 @@ def test_what_is_due_is_told_in_few_numbers_and_nearly_right(queue: list[tuple[f
 def test_a_queue_tells_what_waits_what_runs_and_how_long_a_full_batch_takes() -> None:
     cost = CostModel.fit([(n, n * 10, 0.1 + n * 1e-3) for n in (1, 10, 100, 1000)])
     queue = RequestQueue(Das(), Budget(1, 100, 64, 64), cost, capacity=100, weights={}, starve_after_s=math.inf)
-    assert queue.backlog([], 0.0) == Backlog(0.0, 0.0, 0, 0.0, 0.0, (), (), {})
+    assert queue.backlog([], 0.0) == Backlog(0.0, 0.0, 0, 0.0, 0.0, (), (), {}, cost.bounds_s)
     for number in range(25):
         queue.offer(Waiting(number, "t", 10, 0.1 * number, 100.0 + number), 3.0)
     queue.take(3.0)
@@ -171,3 +178,47 @@ def test_who_floods_refuses_itself_alone_and_a_weight_is_worth_turns() -> None:
     ahead.passed("flood", 2 * BATCH, arrived_s=0.0, now_s=0.0)
     assert latest("newcomer", BATCH) == pytest.approx(0.8 * 3, abs=0.1)
     assert latest("flood", 20) == pytest.approx(0.8 * 12, abs=0.1)
+
+
+IDLE = Backlog(0.0, 0.0, BATCH, 1.0, 0.0, (), (), {}, (0.1, 0.01, 0.001))
+
+
+def test_later_stages_need_the_time_of_the_request_alone_and_if_they_are_busy_of_a_full_batch() -> None:
+    alone_s = 0.1 + 10 * 0.01 + 100 * 0.001
+    busy = replace(IDLE, free_s=0.5)
+    assert reserved_s([], 10, 60.0) == reserved_s([None], 10, 60.0) == 0.0
+    assert reserved_s([IDLE, None, IDLE], 10, 60.0) == pytest.approx(2 * alone_s)
+    assert reserved_s([busy, IDLE], 10, 60.0) == pytest.approx(1.0 + alone_s)
+    assert reserved_s([replace(IDLE, tokens=(5,), deadlines_s=(9.0,))], 10, 60.0) == pytest.approx(1.0)
+
+
+def test_a_full_batch_of_a_later_stage_takes_no_more_than_half_of_a_requests_time() -> None:
+    assert reserved_s([replace(IDLE, free_s=0.5)], 10, 1.2) == pytest.approx(0.6)
+    assert reserved_s([replace(IDLE, free_s=0.5)], 10, 0.2) == pytest.approx(0.3)
+
+
+def pipeline_of(*backlogs: Backlog | None) -> PipelineAdmission:
+    return PipelineAdmission([lambda _, backlog=backlog: backlog for backlog in backlogs], {})
+
+
+def test_a_request_is_refused_that_any_one_of_several_stages_would_have_too_late() -> None:
+    crowded = replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,))
+    assert not pipeline_of(None, IDLE).would_be_late("t", 1, 7.9, 0.0)
+    for backlogs in ((crowded, IDLE), (IDLE, crowded), (None, crowded)):
+        assert pipeline_of(*backlogs).would_be_late("t", 1, 7.0, 0.0)
+        assert not pipeline_of(*backlogs).would_be_late("t", 1, 8.5, 0.0)
+
+
+def test_an_earlier_stage_leaves_the_later_stages_their_time() -> None:
+    crowded = replace(TEN, deadlines_s=(1.0,), tokens=(10 * BATCH,))
+    busy = replace(IDLE, free_s=0.5, batch_s=2.0)
+    assert not pipeline_of(crowded, None).would_be_late("t", 1, 8.5, 0.0)
+    assert pipeline_of(crowded, busy).would_be_late("t", 1, 8.5, 0.0)
+
+
+def test_a_request_that_waits_in_an_earlier_stage_is_on_its_way_to_each_later_stage() -> None:
+    pipeline = pipeline_of(None, replace(IDLE, at_s=10.0, free_s=10.0))
+    for number in range(10):
+        pipeline.passed("t", BATCH, 9.0 + number / 10, 10.0)
+    assert pipeline.would_be_late("t", 1, 12.0, 10.0)
+    assert not pipeline.would_be_late("t", 1, 30.0, 10.0)
