@@ -11,6 +11,8 @@ from hplm.workloads.model_requests import ModelRequests
 
 # The group of a request that no group took.
 REFUSED = -1
+# An answer that comes less than so many seconds after the deadline is in time: sums of times are rounded.
+ROUNDING_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class Outcomes:
 
     @property
     def in_time(self) -> npt.NDArray[np.bool_]:
-        """Which requests were answered by their deadline, `[k]`. A microsecond late is still in time."""
-        return self.latencies_s <= self.requests.deadlines_s + 1e-6
+        """Whether each request was answered by its deadline, `[k]`."""
+        return self.latencies_s <= self.requests.deadlines_s + ROUNDING_S
 
     @property
     def attainment(self) -> float:

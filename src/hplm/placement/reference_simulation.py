@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hplm.placement.outcomes import REFUSED, Outcomes
+from hplm.placement.outcomes import REFUSED, ROUNDING_S, Outcomes
 from hplm.placement.placement import Group, Placement
 from hplm.placement.stage_times import StageTimes
 from hplm.workloads.model_requests import ModelRequests
@@ -109,7 +109,7 @@ def simulate_by_events(placement: Placement, stage_times: StageTimes, requests: 
         if not choices:
             continue
         _, _, number, end_s, seconds = min(choices)
-        if end_s <= now_s + requests.deadlines_s[request]:
+        if end_s <= now_s + (requests.deadlines_s[request] + ROUNDING_S):
             groups[number].waiting[0].append((request, seconds))
             taken_by[request] = number
             begin(number, 0, now_s)

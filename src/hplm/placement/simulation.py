@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hplm.errors import ConfigError
-from hplm.placement.outcomes import Outcomes
+from hplm.placement.outcomes import ROUNDING_S, Outcomes
 from hplm.placement.placement import Placement
 from hplm.placement.stage_times import StageTimes
 from hplm.workloads.model_requests import ModelRequests
@@ -44,7 +44,7 @@ def simulate(placement: Placement, stage_times: StageTimes, requests: ModelReque
     ended_s, taken_by, stage_busy_s = run(
         requests.times_s,
         requests.models,
-        requests.deadlines_s,
+        requests.deadlines_s + ROUNDING_S,
         stage_s,
         stages_of,
         first_holder,

@@ -61,7 +61,8 @@ class RequestQueue:
     Refused on arrival. A request is refused if its deadline is past, or could not be met even if the request ran alone right
     after the current batch. With policy `fcfs` it is also refused if more than two batches go before it and make it late.
     What goes before it is, of each tenant, as much work as its own tenant would have by weight. (Other policies may prefer a
-    new request.)
+    new request.) If a batch holds one request and no other tenant's requests wait, all requests before the new one count, each
+    with its own time.
 
     Late requests of a chosen batch. Requests that the whole batch would make late are saved by a smaller batch, if the smaller
     batch has at least half of the tokens, or if all waiting requests fit in two batches. Otherwise the late requests are
@@ -302,7 +303,7 @@ class RequestQueue:
         Requests whose deadline was that close on arrival stay.
         """
         refused: list[RefusedRequest] = []
-        if self.fills_two_batches:
+        if self.fills_two_batches and not self._runs_one_by_one:
             _, full_s = self._full_batch(self.cost.bound)
             pressed = [request for request in self._waiting.values() if request.deadline_s < now_s + full_s]
             for request in sorted(pressed, key=lambda r: r.deadline_s):
@@ -318,6 +319,11 @@ class RequestQueue:
 
         Return False for a request that waited for files before it came here, because later arrivals do not go before it.
         """
+        if self._waiting and self._runs_one_by_one and request.tenant in self._of_tenant:
+            is_last = request.arrived_s >= next(reversed(self._waiting.values())).arrived_s
+            tokens, squares = self.waiting_tokens + request.tokens, self._waiting_squares + request.squares
+            batches_s = self.cost.bound(tokens, squares) + len(self._waiting) * self.cost.bound(0, 0)
+            return is_last and start_s + batches_s > request.deadline_s
         if not self.fills_two_batches:
             return False
         oldest = next(iter(self._waiting.values())).arrived_s
@@ -353,6 +359,11 @@ class RequestQueue:
             self._fair_order = WeightedFair(requests, self._weights), WeightedFair(self._tokens_of, self._weights)
             self._fair_order_of = len(self._waiting)
         return self._fair_order
+
+    @property
+    def _runs_one_by_one(self) -> bool:
+        """Whether the requests that wait will run in the order of arrival, each in a batch of its own."""
+        return self._is_in_order and self._budget.max_requests == 1 and len(self._of_tenant) <= 1
 
     @property
     def fills_two_batches(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,3 +113,11 @@ def test_a_group_that_cannot_divide_its_model_is_refused() -> None:
     times = StageTimes(uniform_cluster(2, GIB), [model("a", 1.0)])
     with pytest.raises(ConfigError, match=r"group 0 of configuration \(2, 1\) cannot divide the model a"):
         simulate(Placement((group(0, 2),), (("a",),)), times, requests((0, "a", 9)))
+
+
+def test_without_numba_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "hplm.placement.compiled_simulation", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    times = StageTimes(uniform_cluster(1, GIB), [model("a", 1.0)])
+    with pytest.raises(ConfigError, match=r"pip install 'hplm\[place\]'"):
+        simulate(Placement((group(0, 1),), (("a",),)), times, requests((0, "a", 9)))

@@ -57,6 +57,15 @@ def service_s(batch: Batch) -> float:
     return sum(r.tokens for r in batch.requests) * SECONDS_PER_TOKEN
 
 
+def test_batches_of_one_request_count_every_request_before_a_new_one() -> None:
+    queue = queue_of(Fcfs(), Budget(1, 1000, 1, 1))
+    assert not queue.offer(request(0, tokens=10), 0.0)
+    assert not queue.offer(request(1, tokens=200), 0.0)
+    # It would end after 10 + 200 + 5 milliseconds.
+    assert [one.reason for one in queue.offer(request(2, tokens=5, deadline_s=0.2149), 0.0)] == ["deadline"]
+    assert not queue.offer(request(3, tokens=5, deadline_s=0.2151), 0.0)
+
+
 @given(
     waiting_requests(),
     BUDGETS,
