@@ -54,9 +54,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Replay:
-    """The measured outcomes of a replay. `outcomes.groups` are numbers of `queues`. `run` has the codes of errors and the generator's lag.
+    """The measured outcomes of a replay. `outcomes.groups` are numbers of `queues`.
 
-    The busy seconds of devices are unknown, so `outcomes.busy_s` is empty.
+    `run` has the codes of errors and the lag of the generator. The busy seconds of devices are
+    unknown, so `outcomes.busy_s` is empty.
     """
 
     outcomes: Outcomes
@@ -74,9 +75,8 @@ def replay(
     """Replay requests to bases, after a warm-up, and return how each request ended.
 
     urls: the gRPC addresses that answer each base; behind a proxy, the proxy's address alone. base_names: the Triton model of
-    each base. tenants_of_base: the tenants that ask, one after another. A request's deadline travels as Triton's timeout. Raises
-    ConfigError if a base has no address or no tenant, UnreachableError if no server
-    listens.
+    each base. tenants_of_base: the tenants that ask, one after another. A request's deadline travels as Triton's timeout.
+    Raises ConfigError if a base has no address or no tenant, UnreachableError if no server listens.
     """
     targets = {base: [Target(url, base_names[base], url) for url in urls.get(base, ())] for base in requests.names}
     return recorded_replay(targets, tenants_of_base, requests, texts).outcomes

@@ -1,7 +1,7 @@
 """Figs 4 to 7: eight models on eight devices, replicated or as pipelines (AlpaServe 3.2 and 3.3).
 
-The paper says that each model gets 20 requests/s, which is five times what its devices can compute. We take 20 requests/s for all
-models together, 60 % of what eight devices can compute.
+The paper says that each model gets 20 requests/s, which is five times what the devices can compute. We take 20 requests/s for
+all models together, 60 % of what eight devices can compute.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +20,8 @@ TARGET = 0.99
 POINTS, QUICK_POINTS = 6, 3
 
 Tell = Callable[[str], None]
+Point = TypeVar("Point")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,17 @@ class Effort:
         if not self.quick or len(values) <= QUICK_POINTS:
             return list(values)
         return [values[0], values[len(values) // 2], values[-1]]
+
+    def each(self, compute: Callable[[Point], Found], points: Sequence[Point], words: str) -> list[Found]:
+        """Compute points in processes, as many as this process may use cores, and tell how many are done."""
+        # No fork: threads of the parent, such as those of a progress bar, would not exist in the child.
+        processes = multiprocessing.get_context("forkserver")
+        found = []
+        with ProcessPoolExecutor(min(len(points), len(os.sched_getaffinity(0))), processes) as pool:
+            for number, one in enumerate(pool.map(compute, points), 1):
+                self.tell(f"{words}: {number} of {len(points)}")
+                found.append(one)
+        return found
 
     def rng(self, number: int = 0) -> np.random.Generator:
         """Return a random source. Equal numbers give equal sources, so that variants are asked the same requests."""

@@ -41,7 +41,8 @@ def overhead_parts(effort: Effort) -> FigureResult:
     statements = [
         Statement(
             "most overhead of inter-layer parallelism comes from uneven stages, not from sending",
-            f"at 8 devices {last['inter-layer: uneven stages']:.0%} from uneven stages, {last['inter-layer: sending']:.0%} from sending",
+            f"at 8 devices {last['inter-layer: uneven stages']:.0%} from uneven stages, "
+            f"{last['inter-layer: sending']:.0%} from sending",
             last["inter-layer: uneven stages"] > last["inter-layer: sending"],
         ),
         Statement(

@@ -70,8 +70,9 @@ def test_every_placement_respects_memory_and_keeps_what_it_says(
     try:
         found = search(drawn.models, cluster, drawn.requests.where(drawn.requests.times_s < 5), options)
     except ConfigError as error:
-        assert (cover or survive) and "no placement was found" in str(error)
-        return
+        if options.required_nodes and "no placement was found" in str(error):
+            return
+        raise
     assert StageTimes(cluster, drawn.models).fits(found.placement)
     used = [device for group in found.placement.groups for device in group.devices]
     assert len(used) == len(set(used))

@@ -28,8 +28,8 @@ def test_a_model_in_no_group_is_not_covered() -> None:
     assert not covers_every_model(placement, ["a", "b"])
 
 
-def test_a_search_that_must_survive_puts_an_idle_model_on_two_nodes() -> None:
-    given = case((model("a"), model("idle")), 4, load=0.05, per_node=2, skew=6.0)
+def test_a_search_that_must_survive_puts_models_on_two_nodes_where_one_would_do() -> None:
+    given = case((model("a"), model("b")), 4, load=0.05, cv=0.1, per_node=2)
     options = SearchOptions(survive_any_node=True)
     found = search(given.models, given.cluster, given.requests, options)
     assert found.survives_any_node
