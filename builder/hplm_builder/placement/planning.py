@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from hplm.errors import ConfigError
 from hplm.models import base_folder
 from hplm.placement.cluster import Cluster
+from hplm.placement.live_simulation import simulate_live
 from hplm.placement.measured import outside_s, served_model
 from hplm.placement.plan import Assumptions, Plan, TenantRule
 from hplm.placement.search.enumeration import SearchOptions, SearchResult, search
 from hplm.placement.search.fewest_devices import fewest_devices
 from hplm.placement.search.robust import covers_every_model, survives_any_node
+from hplm.placement.search.scores import in_windows
 from hplm.placement.search.tenants import TenantLoad, place_tenants
 from hplm.placement.served_model import ServedModel
-from hplm.placement.simulation import simulate
 from hplm.placement.stage_times import StageTimes
 from hplm.profiles.profile import Profile
 from hplm.profiles.profile_store import read_profiles
@@ -27,6 +28,8 @@ from hplm_builder.placement.planned_workload import planned_requests
 
 # Called with a sentence about the last step, and the done share of all steps.
 Progress = Callable[[str, float], None]
+# Requests of a prediction with live queues, at most: they take seconds.
+MOST_LIVE_REQUESTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ def plan_placement(
         raise ConfigError(
             "no placement was found that survives the loss of any node with one cut of a base on each node: give --max-stages 1"
         )
-    outcomes = simulate(placement, StageTimes(cluster, measured.models), requests)
+    # The search's compiled model follows the paper. The prediction has the queues of the live server.
+    sample = in_windows(requests, MOST_LIVE_REQUESTS)
+    outcomes = simulate_live(placement, StageTimes(cluster, measured.models), sample)
     algorithm = f"{options.method} search, {result.simulations} simulations"
     plan = make_plan(
         placement,

@@ -24,9 +24,9 @@ from hplm_loadtest.placement.replay import replay
 from hplm.adapters.bank import TenantBank
 from hplm.errors import ArtifactError, ConfigError
 from hplm.models import base_folder
+from hplm.placement.live_simulation import simulate_live
 from hplm.placement.outcomes import Outcomes
 from hplm.placement.plan import CheckResult, Plan, PlannedNode
-from hplm.placement.simulation import simulate
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
 from hplm.reporting.terminal_text import say
@@ -56,7 +56,7 @@ def check_plan(plan: Plan, source: Source, seconds: float) -> Checked:
     requests = sent_requests(assumed)
     if not len(requests):
         raise ConfigError(f"the workload has no request in {seconds:g} s: give a longer --seconds")
-    predicted = simulate(placement_of(plan), stage_times_of(plan), planned_requests(assumed))
+    predicted = simulate_live(placement_of(plan), stage_times_of(plan), planned_requests(assumed))
     tenants = askable_tenants(source, list(requests.names))
     texts = random_texts(plan.assumptions.tokens, min(len(requests), MOST_TEXTS))
     with serving(plan, source) as (urls, where):

@@ -22,7 +22,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     used = sum(len(group.devices) for group in plan.groups)
     total = sum(node.devices for node in plan.nodes)
     bases = sorted({base.base for group in plan.groups for base in group.bases})
-    yield f"{len(bases)} bases on {used} of {total} devices of {len(plan.nodes)} nodes; {plan.algorithm}"
+    count = "1 base" if len(bases) == 1 else f"{len(bases)} bases"
+    yield f"{count} on {used} of {total} devices of {len(plan.nodes)} nodes; {plan.algorithm}"
     rows = [("node", "devices", "bases (layers of each stage)", "busy")]
     for group, busy in zip(plan.groups, plan.prediction.busy, strict=True):
         held = ", ".join(f"{base.base} ({'+'.join(map(str, base.cut))})" for base in group.bases)

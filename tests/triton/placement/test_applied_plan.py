@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,11 +16,13 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.placement.apply_plan import Source, apply_plan
+from hplm_builder.placement.plan_file import write_plan
 from hplm_builder.placement.proxy_config import TRITON_READY, ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
 from hplm_client import Client
 from hplm_loadtest.scenarios.server_metrics import metric_value
 
+from hplm.placement.plan import Plan
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
@@ -117,3 +121,18 @@ def test_no_request_is_lost_when_a_node_is_killed_under_load(placed: Placed) -> 
     assert load.errors == []
     assert all(by_node.values()), by_node
     assert all(load.answers[url] > before[url] > 0 for url in (placed.http_url, placed.grpc_url))
+
+
+def test_a_check_measures_the_plan_and_notes_the_error_in_its_file(tiny_models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(making.make_plan([("east", [0], {"hbert": [2]})], rate=20.0), path)
+    command = [sys.executable, "-m", "hplm_cli", "place", "check", str(path), "--models", str(tiny_models)]
+    done = subprocess.run([*command, "--seconds", "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    check = Plan.load(path).check
+    assert check is not None
+    assert check.requests > 20
+    assert "behind HAProxy" in check.where
+    assert f"error {check.error:.3f}" in done.stdout
+    # Deadlines of 0.5 s are far longer than a tiny base takes.
+    assert check.measured > 0.5

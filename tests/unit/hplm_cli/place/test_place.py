@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.placement.observed_load import Observed
+from hplm_builder.placement.plan_build import placement_of, stage_times_of
 from hplm_builder.placement.plan_file import read_tenant_rates, write_plan
+from hplm_builder.placement.planned_workload import planned_requests
 
 from hplm.errors import DataError
 from hplm.placement.plan import CheckResult, Plan
+from hplm.placement.simulation import simulate
 from hplm_cli.place.checking import on_this_machine, random_texts
+from hplm_cli.place.pictures import busy_over_time
 from hplm_cli.place.shown_plan import plan_lines
 from hplm_cli.place.watching import judge, verdict_lines
 from tests.triton.placement import making
@@ -154,6 +158,26 @@ def test_rates_of_tenants_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rates.csv"
     path.write_text("TENANT,RATE\nfilms,1.5\nbooks,0\n")
     assert read_tenant_rates(path) == {"films": 1.5, "books": 0.0}
+
+
+def test_a_plan_is_explained_in_words_and_pictures(hplm: Hplm, plan_file: Path, tmp_path: Path) -> None:
+    done = hplm("place", "explain", str(plan_file), "--pictures", str(tmp_path / "pictures"), "--max-stages", "1")
+    assert done.returncode == 0, done.stderr
+    assert "hbert asks for" in done.stdout
+    assert "One more device on node west" in done.stdout
+    pictures = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    factors = [f"attainment-by-{name}.svg" for name in ("cv", "deadline", "devices", "rate")]
+    assert pictures == [*factors, "utilisation.svg"]
+
+
+def test_the_busy_share_over_time_adds_up_to_what_the_devices_computed() -> None:
+    placement, stage_times = placement_of(APART), stage_times_of(APART)
+    outcomes = simulate(placement, stage_times, planned_requests(APART.assumptions))
+    times, shares = busy_over_time(placement, stage_times, outcomes)
+    width_s = times[1] - times[0]
+    for number, group in enumerate(placement.groups):
+        # A request counts when it ends, and a few requests end after the last arrival.
+        assert width_s * sum(shares[number]) == pytest.approx(outcomes.busy_s[list(group.devices)].sum(), abs=0.5)
 
 
 def test_a_plan_is_written_whole(plan_file: Path) -> None:
