@@ -25,7 +25,7 @@ HPLM_READY, TRITON_READY = "/ready", "/v2/health/ready"
 BUFFER_BYTES = 131_072
 
 _HEAD = """\
-# Written by `hplm place apply`: HAProxy (2.4 or newer) before the nodes of plan.json. Check it with `haproxy -c -f {config}`.
+# Written by `hplm place apply`: HAProxy (2.6 or newer) before the nodes of plan.json. Check it with `haproxy -c -f {config}`.
 # A further `hplm place apply` overwrites changes. For TLS, add `ssl crt FILE` to the lines `bind`; for gRPC also `alpn h2`.
 global
   default-path config

@@ -1,4 +1,4 @@
-"""What nodes count, read from their metrics pages."""
+"""The load of nodes, read from their metrics pages."""
 
 from __future__ import annotations
 
