@@ -1,8 +1,9 @@
 """Predicts which node HAProxy sends a tenant's requests to: `balance hdr(hplm-tenant)` with `hash-type consistent`.
 
-The owner of a tenant is HAProxy's own: the same ring, hash and tie rule, held equal to a real HAProxy by a test. What a node
-with too many open requests passes on follows HAProxy's rule of `hash-balance-factor` too, but it depends on when requests end.
-`load_shares` draws Poisson arrivals and gives every request the same seconds, whatever its node: that is approximated.
+The owner of a tenant is HAProxy's own: the same ring, hash and tie rule. A node with too many open requests passes requests on
+by HAProxy's rule of `hash-balance-factor`. Tests hold both equal to a real HAProxy. Which nodes have too many open requests
+depends on when requests end. `load_shares` approximates that: it draws Poisson arrivals, and every request is open for the
+same seconds, whatever its node. HAProxy counts a request a little longer than it lasts, which is ignored.
 """
 
 from __future__ import annotations
@@ -100,20 +101,22 @@ def load_shares(
         weights = np.array([rates[name] for name in names])
         rng = np.random.default_rng(seed)
         drawn = rng.choice(len(names), size=requests, p=weights / weights.sum())
-        times_s = np.cumsum(rng.exponential(1.0 / weights.sum(), size=requests))
+        # Times are in mean gaps, not in seconds: with a tiny rate the seconds would be infinite.
+        times = np.cumsum(rng.exponential(size=requests))
+        open_for = request_s * float(weights.sum())
         orders: dict[int, tuple[int, ...]] = {}
-        open_requests = _OpenRequests(ring.servers, load_factor)
-        for number, now_s in zip(drawn.tolist(), times_s.tolist(), strict=True):
+        open_requests = OpenRequests(ring.servers, load_factor)
+        for number, now in zip(drawn.tolist(), times.tolist(), strict=True):
             if number not in orders:
                 orders[number] = ring.order(names[number])
-            counts[names[number]][open_requests.start(orders[number], now_s, now_s + request_s)] += 1
+            counts[names[number]][open_requests.start(orders[number], now, now + open_for)] += 1
     for name, owner in zip(counts, ring.owners(list(counts)).tolist(), strict=True):
         if not counts[name].any():
             counts[name][owner] = 1
     return {name: count / count.sum() for name, count in counts.items()}
 
 
-class _OpenRequests:
+class OpenRequests:
     """The open requests of each server, and HAProxy's rule of which servers may take one more."""
 
     def __init__(self, servers: Sequence[ProxyServer], load_factor: int) -> None:
@@ -124,13 +127,13 @@ class _OpenRequests:
         self._open = [0] * len(servers)
         self._ends: list[tuple[float, int]] = []
 
-    def start(self, order: Sequence[int], now_s: float, end_s: float) -> int:
-        """Return the first server of `order` that may take a request, and count the request until `end_s`."""
-        while self._ends and self._ends[0][0] <= now_s:
+    def start(self, order: Sequence[int], now: float, end: float) -> int:
+        """Return the first server of `order` that may take a request, and count the request until the time `end`."""
+        while self._ends and self._ends[0][0] <= now:
             self._open[heapq.heappop(self._ends)[1]] -= 1
         server = next((number for number in order if self._may_take(number)), order[0])
         self._open[server] += 1
-        heapq.heappush(self._ends, (end_s, server))
+        heapq.heappush(self._ends, (end, server))
         return server
 
     def _may_take(self, server: int) -> bool:

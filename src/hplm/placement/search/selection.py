@@ -73,11 +73,11 @@ class Groups:
         )
         longest = longest_deadlines(problem.requests)
         configs = {group.config for group in groups}
-        self._fits = {
-            (model.name, config): _fit(problem.stage_times, model, config, longest.get(model.name, float("inf")))
-            for model in problem.models
-            for config in configs
-        }
+        self._fits: dict[str, tuple[_Fit | None, ...]] = {}
+        for model in problem.models:
+            longest_s = longest.get(model.name, float("inf"))
+            by_config = {config: _fit(problem.stage_times, model, config, longest_s) for config in configs}
+            self._fits[model.name] = tuple(by_config[group.config] for group in groups)
 
     def empty(self) -> Selection:
         """Return the selection without models."""
@@ -85,7 +85,7 @@ class Groups:
 
     def fit(self, name: str, group: int) -> _Fit | None:
         """Return what a model needs in a group; None if it cannot be divided as the group demands."""
-        return self._fits[name, self.groups[group].config]
+        return self._fits[name][group]
 
     def in_time(self, name: str, group: int) -> bool:
         """Return whether a request to the model can meet any deadline in an idle group."""
@@ -99,7 +99,7 @@ class Groups:
             return False
         if not fit.in_time and not self.problem.required_nodes:
             return False
-        return all(need <= free for need, free in zip(fit.stage_bytes, selection.free_bytes[group], strict=True))
+        return _is_room(fit, selection.free_bytes[group])
 
     def assign(self, selection: Selection, name: str, group: int) -> Selection:
         """Return the selection with a model added to a group that can take it."""
@@ -189,9 +189,10 @@ class Groups:
         work_s = float(requests.duration_s + requests.deadlines_s.max()) * sum(g.config.stages for g in self.groups)
         seconds = np.full(len(requests.names), np.inf)
         for model in self.problem.models:
-            fits = [fit for config in {g.config for g in self.groups} if (fit := self._fits[model.name, config])]
-            if fits and model.name in requests.names:
-                seconds[requests.names.index(model.name)] = min(fit.seconds for fit in fits)
+            fits = zip(self._fits[model.name], self._capacity, strict=True)
+            fastest = [fit.seconds for fit, capacity in fits if fit and _is_room(fit, capacity)]
+            if fastest and model.name in requests.names:
+                seconds[requests.names.index(model.name)] = min(fastest)
         needed = np.sort(seconds[requests.models][seconds[requests.models] <= requests.deadlines_s + 1e-6])
         served = int(np.searchsorted(np.cumsum(needed), work_s, side="right"))
         return served / len(requests)
@@ -202,6 +203,10 @@ def longest_deadlines(requests: ModelRequests) -> dict[str, float]:
     longest = np.full(len(requests.names), -np.inf)
     np.maximum.at(longest, requests.models, requests.deadlines_s)
     return {name: float(value) for name, value in zip(requests.names, longest, strict=True) if np.isfinite(value)}
+
+
+def _is_room(fit: _Fit, free_bytes: tuple[int, ...]) -> bool:
+    return all(need <= free for need, free in zip(fit.stage_bytes, free_bytes, strict=True))
 
 
 def _fit(stage_times: StageTimes, model: ServedModel, config: ParallelConfig, longest_s: float) -> _Fit | None:

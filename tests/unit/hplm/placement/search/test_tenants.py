@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.request import Request, urlopen
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -16,11 +19,11 @@ from hypothesis import strategies as st
 
 from hplm.errors import ConfigError
 from hplm.placement.cluster import Node
-from hplm.placement.search.proxy_hash import ProxyHash, ProxyServer, load_shares
+from hplm.placement.search.proxy_hash import OpenRequests, ProxyHash, ProxyServer, load_shares
 from hplm.placement.search.tenants import TenantLoad, place_tenants
 from tests.waiting import until
 
-SERVERS = [ProxyServer("n1", 1), ProxyServer("n2", 2, 3), ProxyServer("n3", 7, 16)]
+SERVERS = [ProxyServer("n1", 1, 4), ProxyServer("n2", 2, 4), ProxyServer("n3", 7, 6)]
 NODES = tuple(Node(f"n{number}", 1, 1, 10_000) for number in range(4))
 
 
@@ -35,47 +38,102 @@ def is_open(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[str]:
-    """A real HAProxy whose servers answer with their names."""
+@contextmanager
+def haproxy(folder: Path, ports: list[int], more: str) -> Iterator[int]:
+    """Run a real HAProxy in front of SERVERS, which listen on `ports`. Yields its port."""
     program = shutil.which("haproxy")
     if program is None:
         pytest.skip("haproxy is not installed")
-    front, ports = free_port(), [free_port() for _ in SERVERS]
-    servers = "".join(
-        f"  server {server.name} 127.0.0.1:{port} id {server.number} weight {server.weight}\n"
-        for server, port in zip(SERVERS, ports, strict=True)
-    )
-    answers = "".join(
-        f"listen {server.name}\n  bind 127.0.0.1:{port}\n"
-        f"  http-request return status 200 content-type text/plain string {server.name}\n"
-        for server, port in zip(SERVERS, ports, strict=True)
-    )
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(
-        "defaults\n  mode http\n  timeout client 5s\n  timeout server 5s\n  timeout connect 5s\n"
-        f"listen front\n  bind 127.0.0.1:{front}\n  balance hdr(hplm-tenant)\n  hash-type consistent\n"
-        f"{servers}{answers}"
-    )
+    front, config = free_port(), folder / "haproxy.cfg"
+    lines = [
+        "defaults\n  mode http\n  timeout client 5s\n  timeout server 5s\n  timeout connect 5s",
+        f"listen front\n  bind 127.0.0.1:{front}\n  balance hdr(hplm-tenant)\n  hash-type consistent\n{more}",
+        *(
+            f"  server {server.name} 127.0.0.1:{port} id {server.number} weight {server.weight}"
+            for server, port in zip(SERVERS, ports, strict=True)
+        ),
+    ]
+    config.write_text("\n".join(lines) + "\n")
     process = subprocess.Popen([program, "-db", "-f", str(config)])
-    # HAProxy opens its ports in the order of its file: once the last port is open, all are.
     try:
-        until(lambda: is_open(ports[-1]))
-        yield f"http://127.0.0.1:{front}/"
+        until(lambda: is_open(front))
+        yield front
     finally:
         process.terminate()
         process.wait()
 
 
-def answer_of(url: str, tenant: str) -> str:
-    with urlopen(Request(url, headers={"hplm-tenant": tenant})) as reply:
-        return str(reply.read().decode())
+@contextmanager
+def named_servers(hold: threading.Event | None) -> Iterator[tuple[list[int], Queue[str]]]:
+    """Run a server for each of SERVERS. Yields their ports, and a queue of the server that each request came to.
+
+    A server answers with its name, after `hold` is set if it is given.
+    """
+    came: Queue[str] = Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = names[self.server.server_address[1]]
+            came.put(name)
+            if hold is not None:
+                hold.wait()
+            self.send_response(200)
+            self.send_header("content-length", str(len(name)))
+            self.end_headers()
+            self.wfile.write(name.encode())
+
+        def log_message(self, *args: object) -> None:
+            """Write nothing."""
+
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in SERVERS]
+    ports = [int(server.server_address[1]) for server in servers]
+    names = {port: server.name for port, server in zip(ports, SERVERS, strict=True)}
+    for server in servers:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield ports, came
+    finally:
+        if hold is not None:
+            hold.set()
+        for server in servers:
+            server.shutdown()
+            server.server_close()
 
 
-def test_the_owner_of_a_tenant_is_the_server_that_a_real_haproxy_picks(proxy: str) -> None:
+def sent(port: int, tenant: str) -> socket.socket:
+    """Send a request of a tenant, and do not wait for the answer."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(f"GET / HTTP/1.1\r\nhost: proxy\r\nhplm-tenant: {tenant}\r\n\r\n".encode())
+    return connection
+
+
+def test_the_owner_of_a_tenant_is_the_server_that_a_real_haproxy_picks(tmp_path: Path) -> None:
     ring = ProxyHash(SERVERS)
-    names = [f"tenant-{number}" for number in range(200)] + ["a b", "x", "a-very-long-name" * 4]
-    assert [answer_of(proxy, name) for name in names] == [ring.servers[owner].name for owner in ring.owners(names)]
+    names = [f"tenant-{number}" for number in range(100)] + ["a b", "x", "a-very-long-name" * 4]
+    with named_servers(None) as (ports, came), haproxy(tmp_path, ports, "") as port:
+        picked = []
+        for name in names:
+            with sent(port, name):
+                picked.append(came.get(timeout=10))
+    assert picked == [ring.servers[owner].name for owner in ring.owners(names)]
+
+
+def test_a_node_with_too_many_open_requests_passes_on_those_that_a_real_haproxy_passes_on(tmp_path: Path) -> None:
+    ring = ProxyHash(SERVERS)
+    names = [("hot", "hot", "b", "hot", "c")[number % 5] for number in range(40)]
+    with (
+        named_servers(threading.Event()) as (ports, came),
+        haproxy(tmp_path, ports, "  hash-balance-factor 125\n") as port,
+        ExitStack() as opened,
+    ):
+        picked = []
+        for name in names:
+            opened.enter_context(sent(port, name))
+            picked.append(came.get(timeout=10))
+    rule = OpenRequests(ring.servers, 125)
+    expected = [ring.servers[rule.start(ring.order(name), 0.0, 1.0)].name for name in names]
+    assert picked == expected
+    assert picked != [ring.servers[owner].name for owner in ring.owners(names)]
 
 
 def test_few_tenants_change_their_node_when_a_node_is_lost() -> None:
