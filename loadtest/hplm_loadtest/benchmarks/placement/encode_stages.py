@@ -126,7 +126,7 @@ def variant_server(models: Path, variant: Variant) -> Iterator[TritonServer]:
     served = served_base(models)
     look_up, encode, _ = served.settings
     config = base_folder.read(Store(served.store_root).base(served.base), verify=False).config
-    common = {"store": str(served.store_root), "stage_layers": variant.cut}
+    common: dict[str, Any] = {"store": str(served.store_root), "stage_layers": variant.cut}
     roles = staged_roles(served.name, len(variant.cut)) if variant.cut else base_roles(served.name)[:3]
     with tempfile.TemporaryDirectory(prefix="hplm-variant-") as folder:
         copy = Path(folder) / "models"
@@ -134,7 +134,7 @@ def variant_server(models: Path, variant: Variant) -> Iterator[TritonServer]:
             values: dict[str, Any] = {"registry": encode.registry}
             is_encode = role.backend in ENCODE_BACKENDS
             if is_encode:
-                own = {**common, "stage_cores": variant.cores, **variant.settings}
+                own: dict[str, Any] = {**common, "stage_cores": variant.cores, **variant.settings}
                 values = asdict(replace(encode, **own, stage=role.stage))
             elif role.backend is not None:
                 values = asdict(replace(look_up, **common))
