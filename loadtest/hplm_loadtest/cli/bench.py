@@ -785,6 +785,7 @@ def bench_placement(
     trace: Annotated[
         Path | None, typer.Option(help="CSV trace with a column TIMESTAMP for Figs 12 and 14; default: Gamma arrivals.")
     ] = None,
+    models: Annotated[Path, typer.Option(help="Model repository of the base for the figure `fidelity`.")] = DEMO,
     pictures: Annotated[Path | None, typer.Option(help="Folder for a picture of each figure.")] = None,
     quick: QuickOption = False,
     json_file: JsonOption = None,
@@ -793,7 +794,7 @@ def bench_placement(
 
     Example: hplm bench placement --figure 12 --trace trace.csv --pictures pictures
     """
-    placement(figure, quick=quick, trace=trace, pictures=pictures).publish(json_file)
+    placement(figure, quick=quick, trace=trace, pictures=pictures, models=models).publish(json_file)
 
 
 @app.command(name="memory")

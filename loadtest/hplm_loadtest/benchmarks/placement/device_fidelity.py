@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from hplm.core.roles import served_base
 from hplm.errors import ConfigError, StartError
 from hplm.models import base as bases
 from hplm.placement.cluster import uniform_cluster
@@ -30,8 +31,8 @@ from hplm.profiles.profile import Profile
 from hplm.workloads.model_requests import ModelRequests
 from hplm.workloads.model_traffic import gamma_requests
 from hplm_loadtest.benchmarks.placement.encode_stages import Variant, variant_server
-from hplm_loadtest.benchmarks.placement.figure import Effort, FigureResult, Statement
 from hplm_loadtest.benchmarks.placement.fidelity_rows import fidelity_row, largest_error
+from hplm_loadtest.benchmarks.placement.figure import Effort, FigureResult, Statement
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
 from hplm_loadtest.placement.replay import Target, recorded_replay
 
@@ -153,6 +154,4 @@ def _rows(layout: Layout, model: ServedModel, effort: Effort, text: str) -> list
 
 def read_name(models: Path) -> str:
     """Return the name of the first base's model."""
-    from hplm.core.roles import served_base
-
     return served_base(models).name

@@ -148,7 +148,7 @@ def variant_server(models: Path, variant: Variant) -> Iterator[TritonServer]:
             values: dict[str, Any] = {"registry": encode.registry}
             is_encode = role.backend in ENCODE_BACKENDS
             if is_encode:
-                own = {**common, "stage_cores": variant.cores, **variant.settings}
+                own: dict[str, Any] = {**common, "stage_cores": variant.cores, **variant.settings}
                 values = asdict(replace(encode, **own, stage=role.stage))
             elif role.backend is not None:
                 values = asdict(replace(look_up, **common))

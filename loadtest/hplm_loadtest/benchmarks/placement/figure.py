@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hplm.reporting.charts import line_charts
+from hplm_loadtest.benchmarks.served_repository import DEMO
 
 # The share of requests in time that the paper asks for.
 TARGET = 0.99
@@ -26,10 +27,14 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a figure computes. `scale` multiplies the length of simulated workloads. `trace` is a CSV trace of arrivals."""
+    """How much a figure computes. `scale` multiplies the length of simulated workloads.
+
+    `trace` is a CSV trace of arrivals. `models` is the repository of a base that is really served.
+    """
 
     quick: bool = False
     trace: Path | None = None
+    models: Path = DEMO
     seed: int = 59
     tell: Tell = lambda line: None
 

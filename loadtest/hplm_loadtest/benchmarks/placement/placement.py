@@ -22,23 +22,27 @@ FIGURES: dict[str, tuple[str, str]] = {
     "7": ("eight_models", "deadline_scale"),
     "8": ("parallel_overhead", "overhead_parts"),
     "9": ("parallel_overhead", "scaling"),
+    "10": ("two_models", "queueing_theory"),
     "16": ("parallel_overhead", "automatic_cut"),
     "12": ("end_to_end", "end_to_end"),
     "14": ("robustness", "robustness"),
     "17": ("ablation", "ablation"),
     "search-time": ("search_time", "search_time"),
     "emulated": ("emulated_fidelity", "emulated_fidelity"),
+    "fidelity": ("device_fidelity", "device_fidelity"),
 }
 _FOLDER = "hplm_loadtest.benchmarks.placement"
 
 
-def placement(figures: Sequence[str], *, quick: bool, trace: Path | None, pictures: Path | None) -> Report:
+def placement(
+    figures: Sequence[str], *, quick: bool, trace: Path | None, pictures: Path | None, models: Path
+) -> Report:
     """Reproduce figures, and return their rows and goals. Raises ConfigError for a figure that there is not."""
     chosen = [name for name in FIGURES if name in figures]
     if unknown := sorted(set(figures) - set(FIGURES)):
         raise ConfigError(f"--figure: one of {', '.join(FIGURES)} was expected, got {unknown[0]!r}")
     console = Console(stderr=True)
-    effort = Effort(quick, trace, tell=lambda line: console.print(line, highlight=False))
+    effort = Effort(quick, trace, models, tell=lambda line: console.print(line, highlight=False))
     results, seconds = [], {}
     for name in chosen:
         module, function = FIGURES[name]
@@ -53,7 +57,12 @@ def placement(figures: Sequence[str], *, quick: bool, trace: Path | None, pictur
         if pictures is not None:
             result.draw(pictures)
         results.append(result)
-    settings = {"quick": quick, "trace": None if trace is None else str(trace), "seconds": seconds}
+    settings = {
+        "quick": quick,
+        "trace": None if trace is None else str(trace),
+        "models": str(models),
+        "seconds": seconds,
+    }
     rows = [row for result in results for row in result.all_rows()]
     return Report("placement", settings, rows, _goals(results))
 
