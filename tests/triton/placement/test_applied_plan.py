@@ -16,17 +16,19 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.placement.apply_plan import Source, apply_plan
+from hplm_builder.placement.observed_load import texts_of_bases
 from hplm_builder.placement.plan_file import write_plan
 from hplm_builder.placement.proxy_config import TRITON_READY, ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
 from hplm_client import Client
-from hplm_loadtest.scenarios.server_metrics import metric_value
+from hplm_loadtest.scenarios.server_metrics import metric_value, metrics_page
 
 from hplm.placement.plan import Plan
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.triton.placement import making
+from tests.waiting import until
 
 HAPROXY = find_haproxy()
 pytestmark = [pytest.mark.triton, pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed")]
@@ -121,6 +123,13 @@ def test_no_request_is_lost_when_a_node_is_killed_under_load(placed: Placed) -> 
     assert load.errors == []
     assert all(by_node.values()), by_node
     assert all(load.answers[url] > before[url] > 0 for url in (placed.http_url, placed.grpc_url))
+
+
+def test_a_node_counts_the_texts_of_its_base_for_watch(placed: Placed) -> None:
+    with Client(placed.servers["west"].ports.grpc_url, model="hbert") as client:
+        client.predict("alpha", "the red cat")
+    # The page has counts by tenant every five seconds.
+    until(lambda: texts_of_bases(metrics_page(placed.servers["west"]), ["hbert"]).total() > 0, 20)
 
 
 def test_a_check_measures_the_plan_and_notes_the_error_in_its_file(tiny_models: Path, tmp_path: Path) -> None:
