@@ -25,6 +25,7 @@ from hplm_client.transport.address import split_url
 from hplm_client.transport.client_ownership import CLOSED, ClientOwnership
 from hplm_client.transport.connection import connect
 from hplm_client.transport.error_translation import typed_answer, typed_errors
+from hplm_client.transport.tenant_header import tenant_header
 from hplm_client.transport.time_limits import CLOSE_GRACE_S, DEADLINE_GRACE_S, DEFAULT_TIMEOUT_S, deadline_passed
 
 
@@ -165,7 +166,11 @@ class AsyncClient:
             with typed_answer(self.url):
                 async with self._permits:
                     model = await self._model(deadline_s)
-                    options = {**infer_options(self._module, logits, deadline_s, model), **self._timeout_option}
+                    options = {
+                        **infer_options(self._module, logits, deadline_s, model),
+                        **self._timeout_option,
+                        "headers": tenant_header(batch[0][0]),
+                    }
                     result = await self._call(lambda: self._triton.infer(model.name, inputs, **options), deadline_s)
                 return predictions_from(result, batch, logits)
         except HplmError as error:

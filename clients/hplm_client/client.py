@@ -31,6 +31,7 @@ from hplm_client.transport.connection import connect
 from hplm_client.transport.error_translation import typed_answer, typed_errors
 from hplm_client.transport.grpc_outcome import GrpcOutcome
 from hplm_client.transport.http_worker_thread import HttpWorkerThread
+from hplm_client.transport.tenant_header import tenant_header
 from hplm_client.transport.time_limits import CLOSE_GRACE_S, DEFAULT_TIMEOUT_S, time_limit
 
 
@@ -42,6 +43,10 @@ class _CallOptions:
     logits: bool
     deadline_s: float | None
     model: ChosenModel = UNSURE
+
+    def of_tenant(self, tenant: str) -> _CallOptions:
+        """Return the options for a request of a tenant."""
+        return replace(self, options={**self.options, "headers": tenant_header(tenant)})
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class Client:
 
     Over TLS the address is `https://HOST` or `grpcs://HOST`. The server's certificate must be one that the system, or the file
     in `SSL_CERT_FILE`, trusts. `headers` go with each request. If a proxy wants other headers, calls raise ForbiddenError.
+
+    The header `hplm-tenant` names the tenant, for a proxy before several servers. `headers` may give another value.
 
     `key` is the tenant's key, for a server that needs keys, or a mapping of tenants to their keys. It goes with each request
     and is shown nowhere. Without a valid key for the tenant, calls raise ForbiddenError.
@@ -184,7 +191,7 @@ class Client:
         self._ownership.check_caller()
         with typed_errors(self.url):
             inputs, call = input_tensors(self._module, batch, self._keys), self._call_options(logits, deadline_s)
-        call = self._with_model(call)
+        call = self._with_model(call).of_tenant(batch[0][0])
         try:
             result = self._infer(self._triton, inputs, call)
         except HplmError as error:
@@ -297,7 +304,8 @@ class Client:
         try:
             parsed = parse_request(request)
             with typed_errors(self.url), self._ownership.closed_as_unreachable():
-                return PendingPrediction(parsed, self._start(input_tensors(self._module, [parsed], self._keys), call))
+                inputs = input_tensors(self._module, [parsed], self._keys)
+                return PendingPrediction(parsed, self._start(inputs, call.of_tenant(parsed[0])))
         except HplmError as error:
             return PendingPrediction(parsed, error)
 

@@ -51,6 +51,11 @@ COMMANDS = {
         "build",
         "Measure a served base on this machine: latency by tokens, memory, loading.",
     ),
+    "place": Command(
+        "hplm_cli.place.commands:app",
+        "build",
+        "Plan which bases run on which devices, to meet deadlines; check the plan.",
+    ),
     "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure look-ups, upper layers and whole requests."),
     "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Put load on a running server with Locust."),
     "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure quality beside plain fine-tuning."),

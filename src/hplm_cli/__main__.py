@@ -2,4 +2,6 @@
 
 from hplm_cli import main
 
-main()
+# A process that the program starts may import this module again.
+if __name__ == "__main__":
+    main()

@@ -35,6 +35,8 @@ from hplm_loadtest.benchmarks.papers.batching import MODES, batching
 from hplm_loadtest.benchmarks.papers.length_buffer import length_buffer
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
 from hplm_loadtest.benchmarks.placement.encode_stages import encode_stages
+from hplm_loadtest.benchmarks.placement.placement import FIGURES as PLACEMENT_FIGURES
+from hplm_loadtest.benchmarks.placement.placement import placement
 from hplm_loadtest.benchmarks.served_repository import DEMO
 from hplm_loadtest.benchmarks.serving.burst import burst
 from hplm_loadtest.benchmarks.serving.cascade import CascadeLoad, cascade
@@ -73,6 +75,7 @@ SYSTEMS: list[str] = list(get_args(SystemName))
 POPULARITIES: list[str] = list(get_args(Popularity))
 FLEET = Path("build/fleet-bert-base-10000/models")
 BATCHING_MODES = list(MODES)
+FIGURE_NAMES = list(PLACEMENT_FIGURES)
 BATCHING_RATES = [0.5, 1.0, 2.0]
 ModelsOption = Annotated[Path, typer.Option("--models", help="Triton model repository.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Also draw the result: a .svg or .png file.")]
@@ -772,6 +775,26 @@ def bench_all(
     Example: hplm bench all --quick
     """
     run_all(out, quick)
+
+
+@app.command(name="placement")
+def bench_placement(
+    figure: Annotated[
+        list[str], typer.Option("--figure", help=f"{', '.join(PLACEMENT_FIGURES)}; again for more; default: all.")
+    ] = FIGURE_NAMES,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV trace with a column TIMESTAMP for Figs 12 and 14; default: Gamma arrivals.")
+    ] = None,
+    models: Annotated[Path, typer.Option(help="Model repository of the base for the figure `fidelity`.")] = DEMO,
+    pictures: Annotated[Path | None, typer.Option(help="Folder for a picture of each figure.")] = None,
+    quick: QuickOption = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Reproduce AlpaServe's figures by simulation, and measure how well the simulation predicts real servers.
+
+    Example: hplm bench placement --figure 12 --trace trace.csv --pictures pictures
+    """
+    placement(figure, quick=quick, trace=trace, pictures=pictures, models=models).publish(json_file)
 
 
 @app.command(name="memory")

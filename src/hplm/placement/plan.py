@@ -9,6 +9,7 @@ from typing import Any
 
 from hplm.core.settings import parse_settings
 from hplm.errors import ConfigError
+from hplm.placement.served_model import ServedModel
 
 # Changed when a plan's fields change their meaning.
 PLAN_VERSION = 1
@@ -16,13 +17,21 @@ PLAN_VERSION = 1
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A machine of the plan, see `hplm.placement.cluster.Node`. `address` is `HOST:PORT` of its server's HTTP port."""
+    """A machine of the plan, see `hplm.placement.cluster.Node`. `address` is `HOST:PORT` of its server's HTTP port.
+
+    `cores` are the cores of each device, or else `gpus` the number of each device's GPU. `grpc_port` and `health_port` 0 mean
+    as `hplm serve` chooses them: the HTTP port + 1 and + 3.
+    """
 
     name: str
     devices: int
     device_bytes: int
     host_cache_bytes: int = 0
     address: str = ""
+    cores: tuple[tuple[int, ...], ...] = ()
+    gpus: tuple[int, ...] = ()
+    grpc_port: int = 0
+    health_port: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,16 +66,29 @@ class TenantRule:
     load_factor: int = 150
     weights: dict[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        # JSON has lists.
+        object.__setattr__(self, "hot", {tenant: tuple(nodes) for tenant, nodes in self.hot.items()})
+
 
 @dataclass(frozen=True)
 class Assumptions:
-    """The workload that a plan was made for: requests/s by base, cv of the gaps, deadline in ms by base, tokens a request."""
+    """The workload that a plan was made for: requests/s by base, cv of the gaps, deadline in ms by base, tokens a request.
+
+    `trace` is the CSV file whose arrivals were replayed; if it is empty, the gaps were drawn (Gamma). `duration_s` and `seed`
+    are those of the simulated workload. `outside_ms` is the time of a request of each base outside of the placed stages: of the
+    client, Triton and the look-up stage.
+    """
 
     rates: dict[str, float]
     cv: float
     deadline_ms: dict[str, float]
     tokens: int
     source: str
+    trace: str = ""
+    duration_s: float = 600.0
+    seed: int = 0
+    outside_ms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,7 +120,9 @@ class CheckResult:
 class Plan:
     """A placement to serve. `survives_any_node`: each base is still served if any one node fails.
 
-    `check` is None until `hplm place check` has run: the prediction is unchecked.
+    `check` is None until `hplm place check` has run: the prediction is unchecked. `models` are the measured bases that the
+    plan was made from, and `bytes_per_s` is `Cluster.bytes_per_s`, None if it is without limit: a plan is simulated again
+    without its store.
     """
 
     nodes: tuple[PlannedNode, ...]
@@ -107,6 +131,8 @@ class Plan:
     assumptions: Assumptions
     prediction: Prediction
     algorithm: str
+    models: tuple[ServedModel, ...] = ()
+    bytes_per_s: float | None = None
     survives_any_node: bool = False
     check: CheckResult | None = None
     version: int = PLAN_VERSION

@@ -25,8 +25,9 @@ class Answering(ThreadingHTTPServer):
     """The server. `before_answer(text)` runs before each answer.
 
     The callback waits as long as the answer should take. It raises OSError to drop the connection, or ValueError to refuse the
-    text with that message. `texts` are the texts received, `is_ready` the answer whether the model is ready. `students` is the
-    output STUDENTS; if it is None, the model lacks the output and refuses requests for it.
+    text with that message. `texts` are the texts received, `tenant_headers` the header `hplm-tenant` of each request.
+    `is_ready` is the answer whether the model is ready. `students` is the output STUDENTS; if it is None, the model lacks the
+    output and refuses requests for it.
     """
 
     daemon_threads = True
@@ -36,6 +37,7 @@ class Answering(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.before_answer = before_answer
         self.texts: list[str] = []
+        self.tenant_headers: list[str | None] = []
         self.is_ready = True
         self.students: int | None = None
 
@@ -67,6 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         (text_bytes,) = struct.unpack_from("<I", body, text_at)
         text = body[text_at + 4 :][:text_bytes].decode()
         self.server.texts.append(text)
+        self.server.tenant_headers.append(self.headers["hplm-tenant"])
         if self.server.students is None and b"STUDENTS" in body[:text_at]:
             message = "unexpected inference output 'STUDENTS' for model 'hbert'"
             self._answer(json.dumps({"error": message}).encode(), 0, 400)

@@ -144,7 +144,8 @@ def test_only_the_translation_modules_import_tritons_python_module() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "health", "store", "base", "predict", "key", "audit", "tenant", "domain", "job", "upload"]
+    "command",
+    ["serve", "health", "store", "base", "place", "predict", "key", "audit", "tenant", "domain", "job", "upload"],
 )
 def test_a_command_that_computes_nothing_does_not_wait_for_torch(command: str) -> None:
     program = f"import sys, hplm_cli; hplm_cli.make_app({command!r}); assert 'torch' not in sys.modules"

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,12 +40,14 @@ FORMS = ("1 stage, 2 threads", "1 stage, 2 processes", "2 stages")
 class Variant:
     """How a server computes layers: `cut` has the layers of each encode stage, empty for one stage of all layers.
 
-    `cores` are those of each encode stage, in each of its `instances` processes.
+    `cores` are those of each encode stage, in each of its `instances` processes. `settings` are other settings of the encode
+    stages.
     """
 
     cut: tuple[int, ...]
     cores: tuple[tuple[int, ...], ...]
     instances: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode_stages(
@@ -72,7 +74,7 @@ def encode_stages(
     loops: dict[str, list[MeteredRun]] = defaultdict(list)
     counts: dict[str, int] = {}
     with progress_bars() as progress, ExitStack() as opened:
-        servers = {name: opened.enter_context(_server(models, variant)) for name, variant in variants.items()}
+        servers = {name: opened.enter_context(variant_server(models, variant)) for name, variant in variants.items()}
         for name, server in servers.items():
             warm = closed_loop(server.ports.grpc_url, mix.draw(in_flight * 4, traffic.rng), in_flight)
             warm = closed_loop(server.ports.grpc_url, mix.draw(in_flight * 4, traffic.rng), in_flight)
@@ -133,7 +135,7 @@ def _variants(models: Path) -> Mapping[str, Variant]:
 
 
 @contextmanager
-def _server(models: Path, variant: Variant) -> Iterator[TritonServer]:
+def variant_server(models: Path, variant: Variant) -> Iterator[TritonServer]:
     """Start a server over a copy of the models of the first base, with other encode stages, and wait until it is ready."""
     served = served_base(models)
     look_up, encode, _ = served.settings
@@ -146,13 +148,15 @@ def _server(models: Path, variant: Variant) -> Iterator[TritonServer]:
             values: dict[str, Any] = {"registry": encode.registry}
             is_encode = role.backend in ENCODE_BACKENDS
             if is_encode:
-                values = asdict(replace(encode, **common, stage=role.stage, stage_cores=variant.cores))
+                own: dict[str, Any] = {**common, "stage_cores": variant.cores, **variant.settings}
+                values = asdict(replace(encode, **own, stage=role.stage))
             elif role.backend is not None:
                 values = asdict(replace(look_up, **common))
             written = of_whole_base(role) if config.is_whole else role
             write_model(copy, written, values, variant.instances if is_encode else None)
         into_page_cache(served.store_root)
-        name = "-".join(map(str, (*variant.cut, variant.instances)))
+        pinned = [core for cores in variant.cores for core in cores]
+        name = "-".join(map(str, (*variant.cut, variant.instances, "cores", *pinned)))
         log = models.parent / f"triton-bench-stages-{name}.log"
         with TritonServer(copy, free_ports(), log=log, tied=True) as server:
             server.wait_ready()

@@ -1,0 +1,1 @@
+"""The commands `hplm place`: which bases run on which devices, and whether the prediction was right."""
