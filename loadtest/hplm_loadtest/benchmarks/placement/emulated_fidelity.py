@@ -1,7 +1,7 @@
 """Fidelity on emulated devices (AlpaServe Table 2): predicted against measured attainment, with real servers and requests.
 
 Triton, the ensembles, the live queues, their admission and their batch loops are real. A device waits for the time that the
-profile says. So up to eight devices run on two cores.
+profile says. So up to eight devices run on two cores. On a machine that computes other things too, run this under `chrt -r 10`.
 """
 
 from __future__ import annotations
