@@ -195,7 +195,7 @@ class _Queue:
         self._free_s = max(self._free_s, now_s) + first_stage_s
 
     def remove(self, index: int, unused_s: float, now_s: float) -> None:
-        """Remove a request that has its answer. `unused_s`: the seconds that it did not take because it was refused."""
+        """Remove an answered request. `unused_s`: the seconds of a refused request's first stage, which stay free."""
         begin_s = self._begins_s.pop(index)
         if unused_s and begin_s > now_s:
             self._free_s -= unused_s
