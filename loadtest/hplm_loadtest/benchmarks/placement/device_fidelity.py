@@ -48,7 +48,8 @@ GOAL = 0.05
 # Words of a text. Each is one token, so the text is long enough for the encode stage to take most of a request's time.
 WORDS = 126
 ONE_BY_ONE: Mapping[str, Any] = {"policy": "fcfs", "batch_requests": 1, "num_threads": 1}
-IDLE_REQUESTS = 20
+# Requests that are sent one at a time, and requests that are sent at once: fewer would not show how times vary.
+IDLE_REQUESTS, BURST_REQUESTS = 20, 60
 # The share of batches that end within the bound of the live cost model.
 WITHIN_BOUND = 0.95
 
@@ -130,16 +131,12 @@ def _rows(layout: Layout, model: ServedModel, effort: Effort, text: str) -> list
     with ExitStack() as stack:
         urls = [stack.enter_context(variant_server(effort.models, each)).ports.grpc_url for each in layout.variants]
         targets = {model.name: [Target(url, read_name(effort.models), url) for url in urls]}
-        idle = ModelRequests(
-            (model.name,),
-            np.arange(IDLE_REQUESTS) * 4 * model.latency_s,
-            np.zeros(IDLE_REQUESTS, np.int32),
-            np.full(IDLE_REQUESTS, 100.0),
-            IDLE_REQUESTS * 4 * model.latency_s,
-        )
+        # One at a time, and then all at once.
+        idle = _same_requests(model.name, np.arange(IDLE_REQUESTS) * 4 * model.latency_s)
+        at_once = _same_requests(model.name, np.zeros(BURST_REQUESTS))
         idle_s = float(np.median(recorded_replay(targets, tenants, idle, [text]).outcomes.latencies_s))
         overhead_s = max(0.0, idle_s - model.latency_s)
-        burst = recorded_replay(targets, tenants, replace(idle, times_s=np.zeros(IDLE_REQUESTS)), [text])
+        burst = recorded_replay(targets, tenants, at_once, [text])
         gaps_s = _gaps_s(burst.outcomes.ended_s, burst.outcomes.groups)
         stages = layout.placement.groups[0].config.stages
         # While the next request is there already, a stage takes longer than the profile says: Triton, look-up and replies
@@ -179,6 +176,12 @@ def _rows(layout: Layout, model: ServedModel, effort: Effort, text: str) -> list
                 )
                 effort.tell(str(rows[-1]))
     return rows
+
+
+def _same_requests(name: str, times_s: npt.NDArray[np.float64]) -> ModelRequests:
+    """Return requests to one model that have time enough."""
+    count = len(times_s)
+    return ModelRequests((name,), times_s, np.zeros(count, np.int32), np.full(count, 100.0), float(times_s[-1]) + 1)
 
 
 class _MarginCost(KnownCost):
