@@ -1,12 +1,14 @@
 """Replays requests against running servers: each request leaves at its planned time, whatever the servers do.
 
-The replay chooses among several servers of a model as the simulator does: the server with the fewest unanswered requests gets
-the next one.
+The replay chooses among several servers of a model as the simulator does: the shortest queue gets the next request. If the time
+of a first stage is known, a queue has the requests that have not begun it, as far as the time says. Otherwise a queue has all
+unanswered requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -44,12 +46,13 @@ Call = Callable[..., Awaitable[bytes]]
 class Target:
     """Something that answers a model: the Triton model `model` at the gRPC address `url`.
 
-    The unanswered requests of targets with the same `queue` count together.
+    Targets with the same `queue` share a queue. `first_stage_s`: the seconds of the model's first stage, 0 if unknown.
     """
 
     url: str
     model: str
     queue: str
+    first_stage_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,32 @@ def _head(model: str) -> bytes:
     return b"\x0a" + bytes([len(name)]) + name
 
 
+class _Queue:
+    """The unanswered requests of a queue, each with the time at which its first stage should begin."""
+
+    def __init__(self) -> None:
+        self._begins_s: dict[int, float] = {}
+        self._free_s = 0.0
+
+    def rank(self, now_s: float) -> tuple[int, float]:
+        """Return the length of the queue, and when its first stage should be free: the least is the best choice."""
+        return sum(begin_s > now_s for begin_s in self._begins_s.values()), max(self._free_s, now_s)
+
+    def add(self, index: int, first_stage_s: float, now_s: float) -> None:
+        """Add a request. If its time is unknown, the request counts until it is answered."""
+        self._begins_s[index] = max(self._free_s, now_s) if first_stage_s else math.inf
+        self._free_s = max(self._free_s, now_s) + first_stage_s
+
+    def remove(self, index: int, unused_s: float, now_s: float) -> None:
+        """Remove an answered request. `unused_s`: the seconds of a refused request's first stage, which stay free."""
+        begin_s = self._begins_s.pop(index)
+        if unused_s and begin_s > now_s:
+            self._free_s -= unused_s
+            for other, later_s in self._begins_s.items():
+                if later_s > begin_s:
+                    self._begins_s[other] = later_s - unused_s
+
+
 def _replay_here(plan: _Plan) -> tuple[Run, np.ndarray[tuple[int], np.dtype[np.int32]]]:
     return asyncio.run(_replay(plan))
 
@@ -187,24 +216,25 @@ async def _replay(plan: _Plan) -> tuple[Run, np.ndarray[tuple[int], np.dtype[np.
         call_of = await _connect({target.url for target in plan.targets}, stack)
         calls = [call_of[target.url] for target in plan.targets]
         await _warm_up(plan, calls)
-        unanswered = [0] * len(plan.queues)
+        queues = [_Queue() for _ in plan.queues]
         recorder = Recorder(requests.times_s, requests.deadlines_s, requests.duration_s)
 
         async def send(index: int, model: int) -> None:
-            target = min(plan.choices[model], key=lambda number: unanswered[queue_numbers[number]])
-            queue = queue_numbers[target]
-            queue_of[index] = queue
-            unanswered[queue] += 1
+            now_s = recorder.elapsed_s()
+            target = min(plan.choices[model], key=lambda number: queues[queue_numbers[number]].rank(now_s))
+            queue = queues[queue_numbers[target]]
+            queue_of[index] = queue_numbers[target]
+            queue.add(index, plan.targets[target].first_stage_s, now_s)
             recorder.sent(index)
             header = ((TENANT_HEADER, plan.tenants[index]),)
             try:
                 await calls[target](plan.heads[target] + plan.messages[index], timeout=LOST_S, metadata=header)
             except grpc.RpcError as error:
                 recorder.done(index, code_of(error, plan.targets[target].url))
+                queue.remove(index, plan.targets[target].first_stage_s, recorder.elapsed_s())
             else:
                 recorder.done(index, ANSWERED)
-            finally:
-                unanswered[queue] -= 1
+                queue.remove(index, 0.0, recorder.elapsed_s())
 
         tasks = []
         for index, (planned_s, model) in enumerate(

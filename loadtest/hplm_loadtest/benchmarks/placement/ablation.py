@@ -21,7 +21,7 @@ from hplm_loadtest.benchmarks.placement.figure import (
     crossing,
     ratio_text,
 )
-from hplm_loadtest.benchmarks.placement.systems import DEVICE_BYTES, Asked, Traffic, options_for
+from hplm_loadtest.benchmarks.placement.systems import DEVICE_BYTES, MOST_REQUESTS, Asked, Traffic, options_for
 
 SECONDS = 300.0
 DEVICES = 64
@@ -37,7 +37,7 @@ def _attained(asked: Asked) -> dict[str, float]:
     cluster = table1_cluster(asked.devices, DEVICE_BYTES)
     times, options = StageTimes(cluster, models), options_for(models, asked.quick)
     requests = asked.traffic.requests(np.random.default_rng(asked.seed))
-    alone = replace(options, refined=0)
+    alone = replace(options, refined=0, most_requests=MOST_REQUESTS)
     return {
         ROUND_ROBIN: simulate(round_robin(models, cluster, stage_times=times), times, requests).attainment,
         GREEDY: greedy_alone(models, cluster, requests, alone, stage_times=times).attainment,

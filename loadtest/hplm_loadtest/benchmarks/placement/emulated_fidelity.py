@@ -1,7 +1,7 @@
 """Fidelity on emulated devices (AlpaServe Table 2): predicted against measured attainment, with real servers and requests.
 
 Triton, the ensembles, the live queues, their admission and their batch loops are real. A device waits for the time that the
-profile says. So up to eight devices run on two cores.
+profile says. So up to eight devices run on two cores. On a machine that computes other things too, run this under `chrt -r 10`.
 """
 
 from __future__ import annotations
@@ -125,12 +125,15 @@ def emulated_groups(placement: Placement, times: StageTimes) -> list[EmulatedGro
     return [group for group in groups if group.stage_s]
 
 
-def emulated_targets(placement: Placement, names: Sequence[str], url: str) -> Mapping[str, list[Target]]:
+def emulated_targets(placement: Placement, times: StageTimes, url: str) -> Mapping[str, list[Target]]:
     """Return the Triton models of each model's groups."""
-    return {
-        name: [Target(url, f"group_{number + 1}", f"group_{number + 1}") for number in placement.groups_of(name)]
-        for name in names
-    }
+    targets: dict[str, list[Target]] = {name: [] for name in times.models}
+    for number, (group, names) in enumerate(zip(placement.groups, placement.models, strict=True), 1):
+        for name in names:
+            seconds = times.of(name, group.config)
+            assert seconds is not None, "the group's stages were written"
+            targets[name].append(Target(url, f"group_{number}", f"group_{number}", seconds[0]))
+    return targets
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def emulated_fidelity(effort: Effort) -> FigureResult:
             groups = emulated_groups(placement, StageTimes(uniform_cluster(DEVICES, 10**12), models))
             times = StageTimes(uniform_cluster(DEVICES, 10**12), [_turned(model, stages, overhead) for model in models])
             with _serving(folder, groups, overhead.hop_s, overhead.fixed_s) as url:
-                targets = emulated_targets(placement, [model.name for model in models], url)
+                targets = emulated_targets(placement, times, url)
                 tenants = {model.name: [model.name] for model in models}
                 for setting in settings:
                     if (setting.stages, setting.models) != (stages, count):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hplm.errors import DeadlineError
-from hplm.placement.live_simulation import simulate_live
+from hplm.placement.live_simulation import LiveQueues, simulate_live
 from hplm.placement.placement import Placement
 from hplm.placement.simulation import simulate
 from hplm.placement.stage_times import StageTimes
@@ -21,14 +21,27 @@ SIMULATED, LIVE = "simulated", "live queues"
 
 
 def fidelity_row(
-    setting: str, scale: float, replayed: Replay, placement: Placement, times: StageTimes, overhead_s: float
+    setting: str,
+    scale: float,
+    replayed: Replay,
+    placement: Placement,
+    times: StageTimes,
+    overhead_s: float,
+    *,
+    kept_back: float = 0.0,
+    queues: LiveQueues | None = None,
 ) -> dict[str, Any]:
-    """Return the measured and the predicted share of requests in time. `overhead_s` is taken off each deadline."""
+    """Return the measured and the predicted share of requests in time.
+
+    `overhead_s` is taken off each deadline, or the share `kept_back` of the deadline if that is more. `queues` are the settings
+    of the live queues.
+    """
     measured, requests = replayed.outcomes, replayed.outcomes.requests
-    less = replace(requests, deadlines_s=np.maximum(0.0, requests.deadlines_s - overhead_s))
+    off_s = np.maximum(overhead_s, kept_back * requests.deadlines_s)
+    less = replace(requests, deadlines_s=np.maximum(0.0, requests.deadlines_s - off_s))
     predicted = {
         SIMULATED: simulate(placement, times, less).attainment,
-        LIVE: simulate_live(placement, times, less).attainment,
+        LIVE: simulate_live(placement, times, less, queues).attainment,
     }
     return {
         "setting": setting,

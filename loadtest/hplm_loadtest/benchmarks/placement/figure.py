@@ -66,7 +66,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Statement:
-    """What the paper says of a figure, what we see, and whether our numbers have the paper's shape."""
+    """A claim of the paper, our numbers for it, and whether our numbers have the paper's shape."""
 
     paper: str
     ours: str

@@ -26,6 +26,7 @@ FIGURES: dict[str, tuple[str, str]] = {
     "16": ("parallel_overhead", "automatic_cut"),
     "12": ("end_to_end", "end_to_end"),
     "14": ("robustness", "robustness"),
+    "15": ("batching_gain", "batching_gain"),
     "17": ("ablation", "ablation"),
     "search-time": ("search_time", "search_time"),
     "emulated": ("emulated_fidelity", "emulated_fidelity"),

@@ -29,6 +29,8 @@ DEVICE_BYTES = 13 * 2**30
 WINDOW_S = 60.0
 # Requests that a search simulates, at most: each simulation of so many takes about a millisecond.
 MOST_REQUESTS, QUICK_MOST_REQUESTS = 20_000, 4_000
+# The same for models of several sizes.
+MOST_MIXED_REQUESTS = 10_000
 # The exponent of the skewed workload's power law.
 SKEW = 0.5
 
@@ -85,7 +87,9 @@ def options_for(models: Sequence[ServedModel], quick: bool) -> SearchOptions:
         most_requests=QUICK_MOST_REQUESTS if quick else MOST_REQUESTS, refined=1, refining_simulations=60
     )
     if len({model.latency_s for model in models}) > 1:
-        options = replace(options, most_buckets=2, most_splits=2, most_requests=QUICK_MOST_REQUESTS)
+        options = replace(
+            options, most_buckets=2, most_splits=2, most_requests=QUICK_MOST_REQUESTS if quick else MOST_MIXED_REQUESTS
+        )
     return options
 
 

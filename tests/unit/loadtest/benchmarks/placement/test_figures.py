@@ -1,0 +1,64 @@
+"""The figures of AlpaServe that take seconds, and the values that are read off curves."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+from hplm_loadtest.benchmarks.placement.figure import Effort, crossing, first_reaching
+from hplm_loadtest.benchmarks.placement.placement import FIGURES, placement
+from hplm_loadtest.benchmarks.placement.systems import Traffic
+
+from hplm.errors import ConfigError
+
+CHEAP = ("2", "4", "5", "6", "7", "8", "9", "10", "16")
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_cheap_figure_has_the_shape_of_the_papers_figure(name: str) -> None:
+    module, function = FIGURES[name]
+    result = getattr(importlib.import_module(f"hplm_loadtest.benchmarks.placement.{module}"), function)(
+        Effort(quick=name == "10")
+    )
+    assert [said.paper for said in result.statements if not said.holds] == []
+    assert result.figure == name
+
+
+def test_every_figure_has_a_function() -> None:
+    for module, function in FIGURES.values():
+        assert callable(getattr(importlib.import_module(f"hplm_loadtest.benchmarks.placement.{module}"), function))
+
+
+def test_an_unknown_figure_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--figure: one of .* was expected, got '3'"):
+        placement(["3"], quick=True, trace=None, pictures=None, models=tmp_path)
+
+
+def test_a_figure_is_drawn_and_its_statements_are_rows(tmp_path: Path) -> None:
+    report = placement(["9"], quick=True, trace=None, pictures=tmp_path, models=tmp_path)
+    assert (tmp_path / "figure-9.svg").stat().st_size > 1000
+    assert sum("shape holds" in row for row in report.rows) == 3
+
+
+def test_a_falling_curve_crosses_the_target_between_two_points() -> None:
+    assert crossing([1, 2, 3], [1.0, 1.0, 0.98], 0.99) == pytest.approx(2.5)
+    assert crossing([1, 2], [0.5, 0.4], 0.99) is None
+    assert crossing([1, 2], [1.0, 1.0], 0.99) == 2
+
+
+def test_a_rising_curve_reaches_the_target_between_two_points() -> None:
+    assert first_reaching([1, 2, 3], [0.9, 0.98, 1.0], 0.99) == pytest.approx(2.5)
+    assert first_reaching([1, 2], [0.5, 0.6], 0.99) is None
+
+
+def test_a_quick_look_takes_three_points_of_a_curve() -> None:
+    assert Effort(quick=True).points([1, 2, 3, 4, 5, 6]) == [1, 4, 6]
+    assert Effort().points([1, 2, 3, 4, 5, 6]) == [1, 2, 3, 4, 5, 6]
+
+
+def test_another_ranking_makes_other_models_popular() -> None:
+    first = Traffic("S2", "gamma", 40.0, 1.0, 5.0, 200.0)
+    rates = [dataclasses.replace(first, ranking=ranking).requests(Effort().rng()).rates() for ranking in (0, 1)]
+    assert max(rates[0], key=lambda name: rates[0][name]) != max(rates[1], key=lambda name: rates[1][name])
