@@ -36,6 +36,8 @@ BENCHMARKS: tuple[tuple[str, str, bool], ...] = (
     ("burst", "--models {minilm} --texts pool", True),
     ("waves", "--models {minilm} --texts pool", True),
     ("overload", "--models {minilm}", True),
+    ("stages", "--models {minilm}", False),
+    ("placement", "--models {bert}", False),
 )
 # Arguments of a quick look, which takes ten minutes in all on two cores. Batching and schedulers start many servers, so they
 # get the small base.

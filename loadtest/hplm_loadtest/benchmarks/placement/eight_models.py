@@ -173,7 +173,7 @@ def deadline_scale(effort: Effort) -> FigureResult:
     dear = with_overhead[f"overhead {OVERHEADS[-1]:g}"]
     statements = [
         Statement(
-            "a: with tight deadlines (below 10 x latency) model parallelism attains more; with loose ones replication does",
+            "a: with tight deadlines (below 10 x latency) model parallelism attains more; with loose ones it no longer does",
             f"attainment of model parallelism minus that of replication: {_shown(x, ahead)}",
             all(each > 0 for scale, each in zip(x, ahead, strict=True) if 1.5 < scale < 10) and ahead[-1] <= 0,
         ),

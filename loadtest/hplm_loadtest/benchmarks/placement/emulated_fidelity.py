@@ -27,7 +27,7 @@ from hplm_loadtest.emulation.repository import EmulatedGroup, serve_groups, writ
 from hplm_loadtest.placement.replay import Replay, Target, recorded_replay
 
 DEVICES = 8
-SCALES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 10.0)
+SCALES = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 QUICK_SCALES = (1.5, 4.0)
 # Seconds of each replay.
 SECONDS, QUICK_SECONDS = 20.0, 10.0

@@ -74,7 +74,7 @@ def _goals(results: Sequence[FigureResult]) -> list[Goal]:
         if result.statements:
             lost = sum(not said.holds for said in result.statements)
             text = f"Fig. {result.figure}: statements that do not hold, of {len(result.statements)}"
-            goals.append(Goal(f"59-figure-{result.figure}", text, 0, lost, "statements", "lower"))
+            goals.append(Goal(f"placement-figure-{result.figure}", text, 0, lost, "statements", "lower"))
         goals += [_goal(name, value) for name, value in result.numbers.items() if name in _LIMITS]
     return goals
 
@@ -91,4 +91,4 @@ _LIMITS: dict[str, tuple[str, float, str]] = {
 
 def _goal(name: str, value: float) -> Goal:
     text, limit, unit = _LIMITS[name]
-    return Goal(f"59-{name.replace('_', '-')}", text, limit, value, unit, "lower")
+    return Goal(f"placement-{name.replace('_', '-')}", text, limit, value, unit, "lower")

@@ -42,13 +42,13 @@ def search_time(effort: Effort) -> FigureResult:
     tenants_s = time.monotonic() - started_s
     statements = [
         Statement(
-            f"a search for {len(models)} models on {DEVICES} devices takes 10 minutes at most (issue 59)",
+            f"a search for {len(models)} models on {DEVICES} devices takes 10 minutes at most (our goal)",
             f"{found.seconds:.1f} s, {found.simulations:,} simulations of up to 20,000 of {len(requests):,} requests, "
             f"{found.attainment:.4f} in time",
             found.seconds <= MOST_SEARCH_S,
         ),
         Statement(
-            f"placing {TENANTS:,} tenants takes a minute at most (issue 59)",
+            f"placing {TENANTS:,} tenants takes a minute at most (our goal)",
             f"{tenants_s:.1f} s; {len(placed.rule.hot)} hot tenants, {placed.uncached_share:.1%} of the requests meet a node "
             "without the tenant in its host cache",
             tenants_s <= MOST_TENANTS_S,
