@@ -45,7 +45,7 @@ class PlannedBase:
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """Devices of one node (numbered within it), one for each stage, and the bases that they serve."""
+    """Devices of one node, one for each stage, and their bases. A device's number counts within the node."""
 
     node: str
     devices: tuple[int, ...]
@@ -54,10 +54,10 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class TenantRule:
-    """Which nodes answer a tenant. `hot`: nodes of tenants that several nodes keep in their host caches.
+    """The rule that gives each tenant its nodes. `hot`: the tenants that several nodes keep in their host caches, with these nodes.
 
-    Each other tenant is kept by the node that the proxy's consistent hash of its name gives. `load_factor`: the proxy sends
-    a request to the next node when a node has more than so many percent of the mean load (`hash-balance-factor`).
+    The proxy's consistent hash of its name gives each other tenant one node. `load_factor`: if a node has more than this
+    percentage of the mean load, the proxy sends the request to the next node (`hash-balance-factor`).
     `weights`: the proxy's weight of each node; a node that is not named has weight 1. The proxy must give the node at
     position i of the plan's nodes the server id i + 1, because the hash depends on it.
     """
@@ -93,7 +93,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the simulator predicts: the share of requests in time, by base too, and the busy share of each group."""
+    """The simulator's prediction: the share of requests in time, of all and by base, and the busy share of each group."""
 
     attainment: float
     of_base: dict[str, float]
