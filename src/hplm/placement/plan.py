@@ -54,7 +54,7 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class TenantRule:
-    """The rule that gives each tenant its nodes. `hot`: the tenants that several nodes keep in their host caches, with these nodes.
+    """The rule that gives each tenant its nodes. `hot`: tenants that several nodes keep in their host caches, and these nodes.
 
     The proxy's consistent hash of its name gives each other tenant one node. `load_factor`: if a node has more than this
     percentage of the mean load, the proxy sends the request to the next node (`hash-balance-factor`).
