@@ -66,7 +66,9 @@ def line_charts(
     x_label: str,
     from_zero: bool = True,
 ) -> None:
-    """Draw charts by title and y label, each with series as in `line_chart`; two charts per row, one legend for all.
+    """Draw charts by title and y label, each with series as in `line_chart`; two charts per row.
+
+    If all charts have the same series there is one legend, otherwise each chart has its own.
 
     `from_zero`: the y axes begin at 0.
     """
@@ -82,9 +84,12 @@ def line_charts(
         _lines(axes, series)
         if from_zero:
             axes.set_ylim(bottom=0)
-    figure.legend(
-        *figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False, fontsize=9
-    )
+    if len({tuple(series) for series in charts.values()}) > 1:
+        for axes in grid[: len(charts)]:
+            axes.legend(frameon=False, fontsize=8)
+    else:
+        handles = grid[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=6, frameon=False, fontsize=9)
     save(path, figure)
 
 
