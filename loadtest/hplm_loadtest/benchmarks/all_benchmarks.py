@@ -51,6 +51,8 @@ QUICK = {
     "pipeline": "--quick --seconds 2",
     "batching": "--quick --models {minilm} --mode packed --mode turbo --mode naive --mode naive-100",
     "schedulers": "--quick --models {minilm}",
+    # The other figures take minutes.
+    "placement": "--quick --figure 2 --figure 7 --figure 10 --figure 16",
     # No response times: a load of a few seconds would give meaningless ones.
     "tenants": "--quick --popularity uniform --in-flight 32 --tenants 1 --tenants 16 --response-seconds 0 --disk-mb 2000 "
     "--system hbert --system dedicated --system shared --system adapter --system onnxruntime",
