@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 import pytest
 from hplm_builder.placement.proxy_config import HPLM_READY, ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
@@ -20,8 +20,8 @@ from hplm.placement.plan import TenantRule
 from hplm.triton.launcher.ports import free_ports
 from tests.waiting import until
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-# A message with this model's name, and fields that follow it: texts, and names of models as Protocol Buffers also take them.
+SERVICE = "inference.GRPCInferenceService"
+# The field of a gRPC message that names the model `small`.
 SMALL = b"\x0a\x05small"
 
 HAPROXY = find_haproxy()
@@ -169,19 +169,13 @@ def test_a_node_that_is_not_ready_gets_no_requests(proxied: Proxied) -> None:
     until(lambda: {proxied.ask() for _ in range(6)} == {"east", "west"}, 20)
 
 
-class _Echo(grpc.GenericRpcHandler):
-    """Answers each gRPC request with its message."""
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(lambda message, _: message)
-
-
 @pytest.fixture
 def infer(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
     """Sends a message over gRPC to a node behind HAProxy, and returns `ok` or what the proxy says."""
     assert HAPROXY is not None
     health, server = _Node("east"), grpc.server(ThreadPoolExecutor(2))
-    server.add_generic_rpc_handlers((_Echo(),))
+    echo = grpc.unary_unary_rpc_method_handler(lambda message, _: message)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": echo}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     ports = free_ports()
@@ -192,7 +186,7 @@ def infer(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
         running_proxy(HAPROXY, tmp_path / "proxy", files, address),
         grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
     ):
-        call = channel.unary_unary(INFER)
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
 
         def ask(message: bytes) -> str:
             try:
