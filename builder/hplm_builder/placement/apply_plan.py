@@ -17,7 +17,7 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.instances import instances_in
 from hplm_builder.export.model_folders import export
-from hplm_builder.placement.plan_build import bases_of_nodes
+from hplm_builder.placement.plan_build import bases_of_nodes, placement_of
 from hplm_builder.placement.proxy_config import (
     BASES_FILE,
     CONFIG_FILE,
@@ -82,6 +82,8 @@ def apply_plan(plan: Plan, source: Source, target: Path, listen: ProxyAddress) -
 def write_folders(plan: Plan, source: Source, target: Path, files: Mapping[str, str]) -> None:
     """Write the folders of a plan, and `files` beside them, as `apply_plan` does."""
     target = target.resolve()
+    # Refuses groups of nodes and devices that the plan does not have.
+    placement_of(plan)
     if target.exists() and (foreign := _foreign_in(target)):
         raise DataError(f"{target} is no applied plan: {foreign}; give --out a folder that does not exist yet")
     if source.store.root.resolve().is_relative_to(target) or source.models.resolve().is_relative_to(target):

@@ -103,6 +103,22 @@ def test_a_plan_of_a_base_that_is_not_there_is_refused(source: Source, tmp_path:
     assert not (tmp_path / "placed").exists()
 
 
+@pytest.mark.parametrize("group", [("nowhere", [0]), ("east", [5])])
+def test_a_group_of_a_node_or_a_device_that_is_not_there_is_refused(
+    source: Source, tmp_path: Path, group: tuple[str, list[int]]
+) -> None:
+    with pytest.raises(ConfigError, match=f"group 1 of the plan: devices of its node '{group[0]}' were expected"):
+        apply(making.make_plan([(*group, {"hbert": [2]})]), source, tmp_path / "placed")
+    assert not (tmp_path / "placed").exists()
+
+
+def test_a_node_whose_name_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(making.make_plan().to_json().replace('"east"', '"../east"'))
+    with pytest.raises(ConfigError, match=r"plan\.json.*name of a node"):
+        Plan.load(path)
+
+
 def test_a_node_without_an_address_is_refused(source: Source, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="node 'east' of the plan has no address"):
         apply(making.at(making.make_plan(), {"east": ""}), source, tmp_path / "placed")
