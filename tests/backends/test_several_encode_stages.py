@@ -90,8 +90,10 @@ def test_texts_and_pairs_of_every_task_get_the_references_logits(
     ("states", "words"),
     [
         (np.zeros((4, 47), np.float32), "hidden states are 47 wide, this base's are 48"),
-        (np.full((4, 48), np.nan, np.float32), "hidden states hold NaN or infinity"),
-        (np.full((4, 48), np.inf, np.float32), "hidden states hold NaN or infinity"),
+        (np.full((4, 48), np.nan, np.float32), "hidden states hold NaN, or numbers beyond 65504"),
+        (np.full((4, 48), np.inf, np.float32), "hidden states hold NaN, or numbers beyond 65504"),
+        # With `concat` such numbers would spoil the other texts of a batch.
+        (np.full((4, 48), -1e20, np.float32), "hidden states hold NaN, or numbers beyond 65504"),
     ],
 )
 def test_wrong_states_are_refused(stages: list[FeaturesStage[Any]], states: np.ndarray, words: str) -> None:

@@ -17,12 +17,24 @@ from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.instances import instances_in
 from hplm_builder.export.model_folders import export
-from hplm_builder.placement.plan_build import bases_of_nodes
-from hplm_builder.placement.proxy_config import ProxiedNode, ProxyAddress, proxy_files
+from hplm_builder.placement.plan_build import bases_of_nodes, placement_of
+from hplm_builder.placement.proxy_config import (
+    BASES_FILE,
+    CONFIG_FILE,
+    HOT_FILE,
+    TENANTS_FILE,
+    ProxiedNode,
+    ProxyAddress,
+    proxy_files,
+)
 
 PLAN_FILE = "plan.json"
 # The folder of a node's model repository, below the node's folder.
 MODELS = "models"
+# The files that an applied plan has beside its nodes' folders.
+FILES = frozenset({PLAN_FILE, CONFIG_FILE, BASES_FILE, TENANTS_FILE, HOT_FILE})
+# Hosts on which `hplm serve` listens by default.
+LOOPBACK = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ def apply_plan(plan: Plan, source: Source, target: Path, listen: ProxyAddress) -
     """Write the folders of a plan to `target`: NODE/models for each node with bases, the proxy's files, and the plan.
 
     An earlier applied plan is replaced in one step: readers see the old folders or the new folders. Raises ConfigError if a
-    node has no address or a base cannot be cut so, and DataError if `target` holds anything else.
+    node has no address or a base cannot be cut so, and DataError if `target` holds anything else, because it would be lost.
     """
     target = target.resolve()
     proxied = proxied_nodes(plan)
@@ -70,8 +82,10 @@ def apply_plan(plan: Plan, source: Source, target: Path, listen: ProxyAddress) -
 def write_folders(plan: Plan, source: Source, target: Path, files: Mapping[str, str]) -> None:
     """Write the folders of a plan, and `files` beside them, as `apply_plan` does."""
     target = target.resolve()
-    if target.exists() and not (target / PLAN_FILE).is_file():
-        raise DataError(f"{target} is no applied plan: it has no {PLAN_FILE}; choose an empty place for --out")
+    # Refuses groups of nodes and devices that the plan does not have.
+    placement_of(plan)
+    if target.exists() and (foreign := _foreign_in(target)):
+        raise DataError(f"{target} is no applied plan: {foreign}; give --out a folder that does not exist yet")
     if source.store.root.resolve().is_relative_to(target) or source.models.resolve().is_relative_to(target):
         raise ConfigError(
             f"{target} holds the store or the models that the plan needs: choose another folder for --out"
@@ -124,7 +138,10 @@ def serve_command(node: PlannedNode, folder: Path) -> str:
         "health": node.health_port or http_port + 3,
     }
     options = " ".join(f"--{name}-port {port}" for name, port in ports.items())
-    return f"hplm serve --models {folder / node.name / MODELS} {options}"
+    host = node.address.rpartition(":")[0]
+    # A server beyond this machine needs keys, unless the operator decides otherwise.
+    reach = "" if host in LOOPBACK else f" --host {host} --keys"
+    return f"hplm serve --models {folder / node.name / MODELS} {options}{reach}"
 
 
 def _write_node(node: PlannedNode, groups: Sequence[PlannedGroup], source: Source, models: Path) -> None:
@@ -156,7 +173,8 @@ def _export_base(
         replace(encode, stage_layers=layers, stage=1, stage_cores=tuple(cores)),
         _manager_of(source),
         name=name,
-        instances=len(devices[0]),
+        # Triton starts so many processes on each GPU.
+        instances=1 if node.gpus else len(devices[0]),
         look_up_instances=None if is_fused else _processes(base),
         fused=is_fused,
         route=True,
@@ -173,6 +191,22 @@ def _manager_of(source: Source) -> ManagerSettings | None:
 def _processes(base: ServedBase) -> int:
     """Return the number of look-up processes of a base."""
     return instances_in((base.models / base.roles[0].name / "config.pbtxt").read_text()) or 1
+
+
+def _foreign_in(target: Path) -> str:
+    """Return what tells a folder from an applied plan, in words; empty if it is one."""
+    if not (target / PLAN_FILE).is_file():
+        return f"it has no {PLAN_FILE}"
+    for path in sorted(target.iterdir()):
+        is_node = (path / MODELS).is_dir() and all(_is_of_node(inner.name) for inner in path.iterdir())
+        if not (is_node or (path.name in FILES and path.is_file())):
+            return f"it holds {path.name!r}"
+    return ""
+
+
+def _is_of_node(name: str) -> bool:
+    # `hplm serve` writes its logs beside the models.
+    return name == MODELS or name.startswith("triton")
 
 
 def _remove_leftovers(target: Path) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 # A line of a metrics page: name, labels, value.
 _LINE = re.compile(r"^hplm_tenant_texts_total\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# A process of a stage that ends texts of a base: NAME_plot, NAME_upper (or its last of several), or NAME of a fused model, and
-# the numbers that Triton appends.
+# A process of a stage of a base: NAME_plot, NAME_upper (or one of several), or NAME of a fused model, and the numbers that
+# Triton appends.
 _PROCESS = re.compile(r"(.+?)(?:_plot|_upper(?:_[0-9]+)?)?_[0-9]+_[0-9]+")
-# The stages that count each text of a base once.
-_STAGES = ("plot", "upper")
+# The stages that count each text of a base once: where it was refused, or the last.
+_STAGES = ("plot", "layers", "upper")
 # Looks, and texts of a base in each of them, from which a cv is estimated.
 _LEAST_LOOKS, _LEAST_TEXTS = 8, 4
 # The least estimated cv. Equal counts have a cv of 0, which no Gamma distribution has.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hplm.core.roles import CALLING
+from hplm.core.roles import CALLING, MANAGING
 from hplm.placement.plan import TenantRule
 
 CONFIG_FILE = "haproxy.cfg"
@@ -23,6 +23,10 @@ ALL = "all"
 HPLM_READY, TRITON_READY = "/ready", "/v2/health/ready"
 # Bytes of a request that HAProxy keeps, to send it again if a node dies. A request of 64 texts of 256 tokens has 100 KB.
 BUFFER_BYTES = 131_072
+# A gRPC message without a model's name that fills so much of the buffer is one that does not fit.
+LARGE_BYTES = BUFFER_BYTES // 2
+# Bytes that two pieces of a message share, more than the field of a model's name has.
+PIECE_OVERLAP = 64
 
 _HEAD = """\
 # Written by `hplm place apply`: HAProxy (2.6 or newer) before the nodes of plan.json. Check it with `haproxy -c -f {config}`.
@@ -68,8 +72,13 @@ frontend grpc
   acl is_model path /inference.GRPCInferenceService/ModelReady /inference.GRPCInferenceService/ModelMetadata
   http-request deny deny_status 404 unless is_health || is_model
   http-request set-var(txn.model) req.body,ungrpc(1) if is_model
+  # HAProxy reads a model only in a message that it keeps whole.
+  http-request deny deny_status 413 if is_model !{{ var(txn.model) -m found }} {{ req.body_len ge {large} }}
   acl is_known var(txn.model) -m reg ^({models})$
   http-request deny deny_status 403 if is_model !is_known
+  # If a message names two models, HAProxy reads the first and Triton the last. These find the manager at any place.
+{managing}
+  http-request deny deny_status 403 if is_model is_managing
   http-request set-var(txn.pool) str({all})
   http-request set-var(txn.pool) var(txn.model),map_str({bases},{all}) if is_model
 """
@@ -142,7 +151,14 @@ def proxy_files(
         for keepers, name in names.items()
     ]
     models = "|".join([*bases, *CALLING]).replace(".", r"\.")
-    values = {"models": models, "all": ALL, "bases": BASES_FILE, "tenants": TENANTS_FILE, "hot": HOT_FILE}
+    values: dict[str, object] = {
+        "models": models,
+        "all": ALL,
+        "bases": BASES_FILE,
+        "tenants": TENANTS_FILE,
+        "hot": HOT_FILE,
+    }
+    values |= {"large": LARGE_BYTES, "managing": _managing_rules()}
     parts = [_HEAD.format(config=CONFIG_FILE, buffer=BUFFER_BYTES)]
     for protocol, frontend, port in (
         ("http", _HTTP_FRONTEND, listen.http_port),
@@ -176,6 +192,28 @@ def _backend(protocol: str, pool: Pool, rule: TenantRule, health_path: str) -> s
             f"server {node.name} {node.host}:{port} id {node.number} weight {weight} check port {node.health_port}{over_h2}"
         )
     return "\n  ".join(lines) + "\n"
+
+
+def _managing_rules() -> str:
+    """Return the rules that find a model for manage requests in a gRPC message.
+
+    HAProxy matches bytes as hex digits, and as many as fit a buffer. So the rules match pieces, which overlap.
+    """
+    pattern = "|".join(_first_field(role.name) for role in MANAGING)
+    starts = range(0, BUFFER_BYTES, LARGE_BYTES - 2 * PIECE_OVERLAP)
+    length = LARGE_BYTES - PIECE_OVERLAP
+    return "\n".join(
+        f"  acl is_managing req.body,bytes({start},{length}),hex -m reg -i ({pattern})" for start in starts
+    )
+
+
+def _first_field(name: str) -> str:
+    """Return a regular expression, in hex digits, of field 1 of a gRPC message with a value: tag, length, value.
+
+    Tag and length may have more bytes than they need.
+    """
+    tag, length = (f"({number:02x}|{0x80 | number:02x}([89a-f].){{0,8}}[0-7].)" for number in (0x0A, len(name)))
+    return f"{tag}{length}{name.encode().hex()}"
 
 
 def _map(values: Mapping[str, str]) -> str:

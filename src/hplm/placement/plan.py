@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
 from hplm.errors import ConfigError
 from hplm.placement.served_model import ServedModel
@@ -32,6 +33,14 @@ class PlannedNode:
     gpus: tuple[int, ...] = ()
     grpc_port: int = 0
     health_port: int = 0
+
+    def __post_init__(self) -> None:
+        # It is the name of a folder, and of a server in the proxy's configuration.
+        check_name_of("name of a node", self.name)
+        if (named := self.cores or self.gpus) and len(named) != self.devices:
+            raise ConfigError(
+                f"node {self.name!r}: cores or a GPU for each of {self.devices} devices were expected, got {len(named)}"
+            )
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ MOST_WAY_BACK_S = 0.1
 CROWDED_NICE = -5
 # A client of this stage may claim any time of arrival. Claims of more seconds ago than this are ignored.
 MOST_CLAIMED_S = 3600
+# The largest number in hidden states, that of float16.
+LARGEST_STATE = float(np.finfo(np.float16).max)
 
 
 @dataclass(frozen=True)
@@ -371,8 +373,8 @@ class FeaturesStage(EngineStage[EncodeInput, EncodeItem, Answer]):
             raise HiddenStatesError(f"tokens have shape {text.tokens.shape}, ({length}, 3) was expected")
         if reads_ids:
             self._check_ids(text.features)
-        elif not all_finite_states(text.features):
-            raise HiddenStatesError("hidden states hold NaN or infinity")
+        elif not all_usable_states(text.features):
+            raise HiddenStatesError(f"hidden states hold NaN, or numbers beyond {LARGEST_STATE:.0f}")
 
     def _check_ids(self, features: npt.NDArray[Any]) -> None:
         """Refuse ids and types `[T, 2]` without an embedding. Looking up such an id would end the process on a GPU."""
@@ -422,10 +424,14 @@ class LayersStage(FeaturesStage[StatesAnswer]):
             yield part.texts, [StatesAnswer(states.copy()) for states in part.outputs]
 
 
-def all_finite_states(states: npt.NDArray[Any]) -> bool:
-    """Return whether hidden states, float16 or float32, hold neither NaN nor infinity."""
+def all_usable_states(states: npt.NDArray[Any]) -> bool:
+    """Return whether hidden states, float16 or float32, hold neither NaN nor a number that float16 cannot hold.
+
+    Larger numbers come out of no layer. In a batch their products could be infinite, and with `concat` spoil other texts.
+    """
     if states.dtype == np.float32:
-        return bool(np.isfinite(states).all())
+        # A comparison with NaN is false.
+        return bool((np.abs(states) <= LARGEST_STATE).all())
     # `isfinite` without numpy's slow half floats: only NaN and infinity have an exponent of all ones.
     return int((states.view(np.uint16) & 0x7FFF).max()) < 0x7C00
 

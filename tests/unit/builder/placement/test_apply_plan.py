@@ -69,6 +69,26 @@ def test_an_applied_plan_takes_the_place_of_an_earlier_one(source: Source, tmp_p
     assert not (target / "west").exists()
 
 
+def test_an_applied_plan_that_has_been_served_is_replaced_with_its_logs(source: Source, tmp_path: Path) -> None:
+    target = tmp_path / "placed"
+    apply(making.make_plan(), source, target)
+    (target / "east" / "triton.log").write_text("ready")
+    apply(making.make_plan(), source, target)
+    assert not (target / "east" / "triton.log").exists()
+
+
+@pytest.mark.parametrize("mine", ["thesis.txt", "east/notes.txt"])
+def test_a_folder_with_a_plan_and_files_of_others_is_refused_and_stays(
+    source: Source, tmp_path: Path, mine: str
+) -> None:
+    target = tmp_path / "mine"
+    apply(making.make_plan(), source, target)
+    (target / mine).write_text("precious")
+    with pytest.raises(DataError, match=f"is no applied plan: it holds '{mine.partition('/')[0]}'"):
+        apply(making.make_plan(), source, target)
+    assert (target / mine).read_text() == "precious"
+
+
 def test_any_other_folder_is_refused(source: Source, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     with pytest.raises(DataError, match="is no applied plan"):
@@ -83,6 +103,22 @@ def test_a_plan_of_a_base_that_is_not_there_is_refused(source: Source, tmp_path:
     assert not (tmp_path / "placed").exists()
 
 
+@pytest.mark.parametrize("group", [("nowhere", [0]), ("east", [5])])
+def test_a_group_of_a_node_or_a_device_that_is_not_there_is_refused(
+    source: Source, tmp_path: Path, group: tuple[str, list[int]]
+) -> None:
+    with pytest.raises(ConfigError, match=f"group 1 of the plan: devices of its node '{group[0]}' were expected"):
+        apply(making.make_plan([(*group, {"hbert": [2]})]), source, tmp_path / "placed")
+    assert not (tmp_path / "placed").exists()
+
+
+def test_a_node_whose_name_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(making.make_plan().to_json().replace('"east"', '"../east"'))
+    with pytest.raises(ConfigError, match=r"plan\.json.*name of a node"):
+        Plan.load(path)
+
+
 def test_a_node_without_an_address_is_refused(source: Source, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="node 'east' of the plan has no address"):
         apply(making.at(making.make_plan(), {"east": ""}), source, tmp_path / "placed")
@@ -93,6 +129,21 @@ def test_the_command_that_serves_a_node_has_the_ports_of_its_address() -> None:
     assert serve_command(node, Path("/p")) == (
         "hplm serve --models /p/east/models --http-port 9100 --grpc-port 7 --metrics-port 9102 --health-port 9"
     )
+
+
+def test_a_node_on_another_machine_listens_on_its_address_and_wants_keys() -> None:
+    node = replace(making.planned_node("east"), address="10.0.0.1:8000")
+    assert serve_command(node, Path("/p")).endswith("--health-port 8003 --host 10.0.0.1 --keys")
+
+
+def test_a_base_in_two_groups_of_a_node_with_gpus_has_a_process_on_each_gpu(source: Source, tmp_path: Path) -> None:
+    plan = making.make_plan([("east", [0], {"hbert": [2]}), ("east", [1], {"hbert": [2]})])
+    east, *others = plan.nodes
+    plan = replace(plan, nodes=(replace(east, cores=(), gpus=(0, 3)), *others))
+    apply(plan, source, tmp_path / "placed")
+    # Triton starts `count` processes on each GPU.
+    config = (tmp_path / "placed/east/models/hbert_upper/config.pbtxt").read_text()
+    assert "count: 1 kind: KIND_GPU gpus: [ 0, 3 ]" in config
 
 
 @pytest.mark.parametrize("crash", CRASHES)

@@ -6,10 +6,12 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import grpc  # type: ignore[import-untyped]
 import pytest
 from hplm_builder.placement.proxy_config import HPLM_READY, ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
@@ -17,6 +19,10 @@ from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
 from hplm.placement.plan import TenantRule
 from hplm.triton.launcher.ports import free_ports
 from tests.waiting import until
+
+SERVICE = "inference.GRPCInferenceService"
+# The field of a gRPC message that names the model `small`.
+SMALL = b"\x0a\x05small"
 
 HAPROXY = find_haproxy()
 needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="needs haproxy")
@@ -161,3 +167,61 @@ def test_a_node_that_is_not_ready_gets_no_requests(proxied: Proxied) -> None:
     until(lambda: {proxied.ask() for _ in range(6)} == {"west"}, 20)
     proxied.nodes["east"].is_ready = True
     until(lambda: {proxied.ask() for _ in range(6)} == {"east", "west"}, 20)
+
+
+@pytest.fixture
+def infer(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
+    """Sends a message over gRPC to a node behind HAProxy, and returns `ok` or what the proxy says."""
+    assert HAPROXY is not None
+    health, server = _Node("east"), grpc.server(ThreadPoolExecutor(2))
+    echo = grpc.unary_unary_rpc_method_handler(lambda message, _: message)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ModelInfer": echo}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ports = free_ports()
+    address = ProxyAddress("127.0.0.1", ports.http, ports.grpc)
+    node = ProxiedNode("east", 1, "127.0.0.1", health.server_port, port, health.server_port, ["small"])
+    files = proxy_files([node], {}, TenantRule(), address)
+    with (
+        running_proxy(HAPROXY, tmp_path / "proxy", files, address),
+        grpc.insecure_channel(f"127.0.0.1:{ports.grpc}") as channel,
+    ):
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+        def ask(message: bytes) -> str:
+            try:
+                return "ok" if call(message, timeout=20) == message else "another message"
+            except grpc.RpcError as error:
+                return str(error.details())
+
+        yield ask
+    server.stop(None)
+    health.end()
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A field of bytes of a gRPC message; the length takes three bytes."""
+    size = len(value)
+    return bytes([number << 3 | 2, size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14]) + value
+
+
+@needs_haproxy
+@pytest.mark.parametrize("length", [0, 65_300, 65_410, 100_000])
+@pytest.mark.parametrize("second", [b"\x0a\x07manager", b"\x0a\x0dmanager_watch", b"\x8a\x80\x00\x87\x80\x00manager"])
+def test_a_grpc_message_that_names_the_manager_too_is_refused(
+    infer: Callable[[bytes], str], length: int, second: bytes
+) -> None:
+    # Triton takes the last name.
+    assert "403" in infer(SMALL + field(7, b"x" * length) + second)
+
+
+@needs_haproxy
+def test_a_grpc_message_for_answers_passes_whatever_its_texts(infer: Callable[[bytes], str]) -> None:
+    assert infer(SMALL) == "ok"
+    assert infer(SMALL + field(7, b"\x07\x00\x00\x00manager, a manager\nmanager")) == "ok"
+    assert infer(SMALL + field(7, b"\x8a" * 120_000)) == "ok"
+
+
+@needs_haproxy
+def test_a_grpc_message_that_the_proxy_cannot_keep_is_refused_for_its_size(infer: Callable[[bytes], str]) -> None:
+    assert "413" in infer(SMALL + field(7, b"x" * 200_000))
