@@ -84,12 +84,15 @@ def check_can_be_cut(store: Store, base: BaseFolder) -> None:
     """
     name = base.config.name
     if base.is_trunk:
-        raise ConfigError(f"base {name} is a trunk, whose students want all layers in one process: leave out --stages")
+        raise ConfigError(
+            f"base {name} is a trunk, whose students want all layers in one process: leave out --stages, or plan with "
+            "--max-stages 1"
+        )
     with suppress(MissingRegistryError, RegistryUnavailableError), closing(Registry.open_read_only(store)) as registry:
         plans = registry.changes_since(0).plans
         for tenant, plan in plans.items():
             if any(level.base == name for level in plan.levels):
                 raise ConfigError(
                     f"base {name} is a level of the cascade of tenant {tenant!r}, and a level wants all layers in one process: "
-                    "leave out --stages"
+                    "leave out --stages, or plan with --max-stages 1"
                 )

@@ -77,6 +77,11 @@ def serving(plan: Plan, source: Source) -> Iterator[tuple[Mapping[str, Sequence[
         say(
             f"the plan's devices have {wanted} cores, and this machine has {len(cores)}: answers will be slower than planned"
         )
+    elif wanted == len(cores):
+        say(
+            "the plan's devices have all cores of this machine, and Triton, the look-up stages, the proxy and the clients need "
+            "some too: under load answers will be slower than planned"
+        )
     with tempfile.TemporaryDirectory(prefix="hplm-place-") as folder:
         applied, logs = Path(folder) / "applied", Path(folder) / "logs"
         write_folders(local, source, applied, {})

@@ -51,12 +51,12 @@ def fewest_devices(
             # The required copies do not fit: more devices are needed.
             return None
 
-    best = tried(most_devices)
-    if best is None or best.result.attainment < target:
-        reached = "no placement holds all models" if best is None else f"{best.result.attainment:.2%} are in time"
+    cluster = cluster_of(most_devices)
+    best = FewestDevices(most_devices, cluster, find(models, cluster, requests, options))
+    if best.result.attainment < target:
         raise ConfigError(
-            f"{target:.2%} of the requests in time was expected, but with {most_devices} devices {reached}: allow more "
-            "devices, or loosen the deadlines"
+            f"{target:.2%} of the requests in time was expected, but with {most_devices} devices "
+            f"{best.result.attainment:.2%} are in time: allow more devices, or loosen the deadlines"
         )
     too_few = 0
     while best.devices - too_few > 1:
