@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -104,6 +106,20 @@ def test_each_encode_stage_tells_what_waits_in_a_file_of_its_own(service: Servic
     triton = service.pid("triton")
     assert triton is not None
     until(lambda: len({path.name.split(".")[0] for path in SHARED_MEMORY.glob(f"{backlogs_of(triton)}*.json")}) == 3)
+
+
+def test_early_stages_count_what_they_pass_on(service: Service, keys: dict[str, str]) -> None:
+    tenant = next(iter(tiny.TASKS))
+    with Client(service.ports.grpc_url, key=keys) as client:
+        client.predict(tenant, TEXTS[0], deadline_s=20.0)
+
+    def counted() -> set[str]:
+        with urlopen(f"http://127.0.0.1:{service.ports.metrics}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        counts = [line for line in lines if line.startswith("hplm_layers_events_total") and 'event="ok"' in line]
+        return set(re.findall(r'model_instance="(hbert_upper_\d)_', "\n".join(counts)))
+
+    until(lambda: counted() == {"hbert_upper_1", MIDDLE})
 
 
 def test_a_later_stage_answers_no_client_that_calls_it_without_a_proof(service: Service) -> None:
