@@ -44,9 +44,10 @@ defaults
   timeout server 2m
   timeout http-request 30s
   timeout check 5s
-  # An infer request changes nothing, so another node may answer it again. HAProxy needs the whole request for that.
+  # An infer request changes nothing, so one other node may answer it again. HAProxy needs the whole request for that. With more
+  # retries, one request that ends a Triton could end several.
   option http-buffer-request
-  retries 3
+  retries 1
   option redispatch 1
   retry-on conn-failure empty-response
   default-server inter 1s fall 2 rise 1

@@ -21,6 +21,7 @@ from hplm.workloads.arrivals import (
     Arrivals,
     BurstArrivals,
     GammaArrivals,
+    MmppArrivals,
     PoissonArrivals,
     RampArrivals,
     TraceArrivals,
@@ -28,6 +29,8 @@ from hplm.workloads.arrivals import (
 )
 from hplm.workloads.deadlines import DeadlineClasses
 from hplm.workloads.tenants import Tenants, UniformTenants, ZipfTenants
+from hplm.workloads.traces import read_trace
+from hplm.workloads.windows import WindowedArrivals, fit_windows
 from hplm_loadtest.scenarios.outcomes import LATE_S, NOT_SENT, Run
 from hplm_loadtest.scenarios.result_rows import load_goals
 from hplm_loadtest.scenarios.stop_signals import stop_on_signals
@@ -46,9 +49,10 @@ app = CommandGroup(
 )
 
 
-def positive(option: typer.CallbackParam, value: float) -> float:
-    """Check the value of an option. Raises ConfigError if the value is not positive or is infinite."""
-    require_positive(**{option.opts[0]: value})
+def positive(option: typer.CallbackParam, value: float | None) -> float | None:
+    """Check the value of an option, if it is given. Raises ConfigError if the value is not positive or is infinite."""
+    if value is not None:
+        require_positive(**{option.opts[0]: value})
     return value
 
 
@@ -354,15 +358,71 @@ def burst(
 
 
 @app.command()
+def mmpp(
+    load: Load,
+    states: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", help="RATE:SECONDS, requests per second and how long they last on average; two or more."
+        ),
+    ] = None,
+    duration_s: Duration = 60.0,
+) -> None:
+    """Send requests at a rate that jumps between states at random times (a Markov-modulated Poisson process).
+
+    Example: hplm loadtest mmpp --state 5:20 --state 80:3
+    """
+    pairs = [_state(text) for text in states or ("5:20", "80:3")]
+    arrivals = MmppArrivals(tuple(rate for rate, _ in pairs), tuple(stay_s for _, stay_s in pairs))
+    run_scenario(Scenario("mmpp", arrivals, duration_s), load)
+
+
+def _state(text: str) -> tuple[float, float]:
+    rate, _, stay_s = text.partition(":")
+    try:
+        return float(rate), float(stay_s)
+    except ValueError:
+        raise ConfigError(f"--state: RATE:SECONDS was expected, such as 80:3, got {text!r}") from None
+
+
+@app.command()
 def replay(
     load: Load,
     trace: Annotated[Path, typer.Option(help="CSV file with a column TIMESTAMP.")],
     rate_per_s: Rate = 20.0,
-    burstiness: Annotated[float, typer.Option(help="0: evenly spaced, 1: as recorded, 2: more bursty.")] = 1.0,
+    burstiness: Annotated[
+        float | None, typer.Option(help="0: evenly spaced, 1: as recorded, 2: more bursty.", show_default="1")
+    ] = None,
+    window_s: Annotated[
+        float | None,
+        typer.Option(
+            "--window",
+            callback=positive,
+            help="Draw arrivals anew in each window of this many seconds, with its rate and cv (Clockwork's way). The "
+            "trace must have dates or seconds.",
+        ),
+    ] = None,
+    cv_scale: Annotated[
+        float | None, typer.Option(callback=positive, help="With --window: factor on the cv of each window.")
+    ] = None,
     duration_s: Duration = 60.0,
 ) -> None:
     """Replay a recorded trace of arrivals at a given mean rate and burstiness.
 
     Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --burstiness 1.5
+
+    Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --window 60 --cv-scale 4
     """
-    run_scenario(Scenario("replay", TraceArrivals(trace, rate_per_s, burstiness), duration_s), load)
+    arrivals: Arrivals
+    if window_s is None:
+        if cv_scale is not None:
+            raise ConfigError("--cv-scale changes the cv of windows: give --window too")
+        arrivals = TraceArrivals(trace, rate_per_s, 1.0 if burstiness is None else burstiness)
+    else:
+        if burstiness is not None:
+            raise ConfigError("--burstiness is for a replay without windows: give --cv-scale in its place")
+        times_s = read_trace(trace)
+        recorded_s = float(times_s[-1])
+        windows = fit_windows(times_s, recorded_s, window_s)
+        arrivals = WindowedArrivals(windows, rate_per_s * recorded_s / len(times_s), cv_scale or 1.0)
+    run_scenario(Scenario("replay", arrivals, duration_s), load)

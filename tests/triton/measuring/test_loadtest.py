@@ -107,8 +107,15 @@ def test_the_loops_refuse_servers_that_they_cannot_reach(server: TritonServer, m
             ["replay", "--trace", "TRACE", "--rate", "30", "--burstiness", "1.5", "--duration", "2"],
             None,
         ),
+        (
+            "grpc",
+            "--tenants",
+            ["replay", "--trace", "TRACE", "--rate", "30", "--window", "60", "--cv-scale", "2", "--duration", "2"],
+            None,
+        ),
+        ("grpc", "--tenants", ["mmpp", "--state", "20:0.5", "--state", "60:0.2", "--duration", "2"], None),
     ],
-    ids=["steady-http", "steady-grpc", "burst", "ramp", "gamma", "replay"],
+    ids=["steady-http", "steady-grpc", "burst", "ramp", "gamma", "replay", "replay-windows", "mmpp"],
 )
 def test_locust_loses_nothing(
     server: TritonServer,
