@@ -64,7 +64,7 @@ APART = 2 * TOLERANCE
 # Triton tells of a dead stage after 1 to 4 s.
 DEADLINE_S = 10.0
 # Kills of a stub; about one of fifteen takes Triton along.
-TRIES = 4
+TRIES = 6
 # Seconds that a busy machine may take to run what is due.
 SLACK_S = 1.0
 
@@ -368,31 +368,47 @@ def check_stage_down(service: Service, model: str) -> None:
             except OSError:
                 return None
 
+    def after_its_death(stub: int, url: str) -> tuple[HplmError, float]:
+        """The same of a client that begins when the stub is dead, so that its requests cannot be taken and forgotten."""
+        until(lambda: not runs(stub))
+        return until_refused(url)
+
     # A stub that is killed while it holds a lock takes Triton along: then another one is killed.
+    seen = []
     for _ in range(TRIES):
-        triton = service.pid("triton")
-        with ThreadPoolExecutor(12) as pool:
+        service.await_ready()
+        triton, stub = service.pid("triton"), service.pid(model)
+        assert stub is not None
+        with ThreadPoolExecutor(16) as pool:
             ours = [pool.submit(until_refused, url) for url in urls * 4]
+            later = [pool.submit(after_its_death, stub, url) for url in urls * 2]
             plain = [pool.submit(plainly) for _ in range(4)]
             service.kill(model, lambda: time.sleep(1.0))
-            found = [one.result(SOON_S) for one in ours]
+            found, found_later = [[one.result(SOON_S) for one in asked] for asked in (ours, later)]
             plainly_found = {one.result(SOON_S) for one in plain}
-        if service.pid("triton") != triton:
+        took_triton = service.pid("triton") != triton
+        seen.append((took_triton, found, found_later))
+        if took_triton:
             continue
         # Triton forgets a request now and then: our client ends that one at its deadline.
         assert {type(error) for error, _ in found} <= {errors.StageDownError, errors.DeadlineError}, found
+        # A busy machine may come to these only when the stage is loaded again.
+        late_kinds = {errors.StageDownError, errors.DeadlineError, errors.UnreachableError}
+        assert {type(error) for error, _ in found_later} <= late_kinds, found_later
+        if errors.StageDownError not in {type(error) for error, _ in found_later}:
+            continue
         # Without an ensemble Triton forgets all that the process has taken and does not hold a call open for.
-        least = 0 if model == "hbert" else len(found) // 2
-        if [type(error) for error, _ in found].count(errors.StageDownError) <= least:
+        told = [type(error) for error, _ in found].count(errors.StageDownError)
+        if model != "hbert" and told <= len(found) // 2:
             # On a busy machine Triton forgets more requests than now and then: the next kill has to be as expected.
             continue
-        assert max(taken_s for _, taken_s in found) <= DEADLINE_S + DEADLINE_GRACE_S + SLACK_S
+        assert max(taken_s for _, taken_s in found + found_later) <= DEADLINE_S + DEADLINE_GRACE_S + SLACK_S
         of_ensemble = "" if model == "hbert" else "in ensemble 'hbert', "
         said = (500, f"{of_ensemble}Stub process '{model}_0_0' is not healthy.")
-        assert {said} <= plainly_found <= {said, None}
+        assert ({said} if told else set()) <= plainly_found <= {said, None}
         break
     else:
-        pytest.fail(f"each of {TRIES} kills took Triton along, or left most requests without STAGE_DOWN")
+        pytest.fail(f"each of {TRIES} kills took Triton along, or left most requests without STAGE_DOWN: {seen}")
     # The retry that the page recommends is answered.
     with Client(urls[1]) as client:
         assert with_retries(lambda: client.predict("alpha", TEXTS[0])).label
