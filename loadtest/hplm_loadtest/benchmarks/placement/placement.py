@@ -79,7 +79,7 @@ def _goals(results: Sequence[FigureResult]) -> list[Goal]:
     return goals
 
 
-# Named values of figures that the issue limits: words, goal, unit.
+# Named values of figures that have a goal: words, goal, unit.
 _LIMITS: dict[str, tuple[str, float, str]] = {
     "search_s": ("search for 60 models on 64 devices", 600.0, "s"),
     "tenants_s": ("placement of 10,000 tenants", 60.0, "s"),

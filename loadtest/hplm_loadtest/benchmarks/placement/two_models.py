@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from hplm.placement.outcomes import Outcomes
 from hplm.placement.placement import Group, ParallelConfig, Placement
@@ -40,6 +41,8 @@ COMPARED = (0.2, 0.6, 1.0, 1.4)
 COMPARED_REQUESTS = 8_000_000
 MOST_DIFFERENCE = 0.01
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+# Of Fig. 2d, seconds: the workload that is looked at, a bin of utilisation, and the drawn part around the largest burst.
+OBSERVED_S, BIN_S, DRAWN_S = 2_000.0, 0.5, 30.0
 
 
 def two_models(effort: Effort) -> FigureResult:
@@ -72,6 +75,8 @@ def two_models(effort: Effort) -> FigureResult:
             )
         )
         numbers[f"speed-up {case}"] = ratio
+        if cv > 1:
+            bursty = _bursts(times, outcomes)
     of_model = _means_by_model(outcomes["pipeline"])
     statements.append(
         Statement(
@@ -80,6 +85,8 @@ def two_models(effort: Effort) -> FigureResult:
             abs(of_model[0] / of_model[1] - 1) < 0.05,
         )
     )
+    charts.append(bursty[0])
+    statements.append(bursty[1])
     speed_ups = list(numbers.values())
     statements.append(
         Statement(
@@ -144,6 +151,57 @@ def queueing_theory(effort: Effort) -> FigureResult:
     chart = Chart("largest overhead", "rate times D", "factor", UTILISATIONS, {"alpha": alphas, "beta": betas})
     title = "largest overheads of a pipeline"
     return FigureResult("10", title, statements, [chart], rows, {"queueing_error": worst})
+
+
+def busy_devices(
+    placement: Placement,
+    times: StageTimes,
+    groups: npt.NDArray[np.int32],
+    ended_s: npt.NDArray[np.float64],
+    edges: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Return the mean number of computing devices in each bin, `[bins]`, for groups whose stages all take equally long.
+
+    `groups` and `ended_s` are those of `Outcomes`, `edges` are seconds, `[bins + 1]`. With equal stages a request waits
+    before the first stage only.
+    """
+    busy_s = np.zeros(len(edges))
+    for number, (group, names) in enumerate(zip(placement.groups, placement.models, strict=True)):
+        left_s = ended_s[groups == number]
+        for seconds in reversed(times.of(names[0], group.config) or ()):
+            entered_s = left_s - seconds
+            # Of each request, how much of this stage was done by each edge.
+            busy_s += np.clip(edges[:, None] - entered_s, 0, seconds).sum(axis=1)
+            left_s = entered_s
+    return np.diff(busy_s) / np.diff(edges)
+
+
+def _bursts(times: StageTimes, outcomes: dict[str, Outcomes]) -> tuple[Chart, Statement]:
+    """Fig. 2d: the utilisation of both devices around the largest burst, and whenever a request waits."""
+    simple = outcomes["simple"]
+    edges = np.arange(0.0, min(OBSERVED_S, simple.requests.duration_s), BIN_S)
+    arrived, _ = np.histogram(simple.requests.times_s, edges)
+    in_view = int(DRAWN_S / BIN_S)
+    first = max(0, int(np.convolve(arrived, np.ones(in_view // 6), "same").argmax()) - in_view // 3)
+    drawn = slice(first, first + in_view)
+    curves, while_waiting = {}, {}
+    for name, placement in (("simple", SIMPLE), ("pipeline", PIPELINE)):
+        found = outcomes[name]
+        kept = found.requests.times_s < edges[-1]
+        came_s, ended_s = found.requests.times_s[kept], found.ended_s[kept]
+        shares = busy_devices(placement, times, found.groups[kept], ended_s, edges) / 2
+        curves[name] = shares[drawn].tolist()
+        started_s = ended_s - sum(times.of(NAMES[0], placement.groups[0].config) or ())
+        # Bins during which at least one request waits from the first to the last moment.
+        waiting = np.searchsorted(came_s, edges[:-1], "right") > np.searchsorted(np.sort(started_s), edges[1:], "left")
+        while_waiting[name] = float(shares[waiting].mean())
+    chart = Chart("d: Gamma cv 3, a burst", "time (s)", "utilisation of both devices", edges[drawn].tolist(), curves)
+    statement = Statement(
+        "d: while requests wait, model parallelism uses the whole cluster, the simple placement only a part (half)",
+        ", ".join(f"{name} {share:.0%}" for name, share in while_waiting.items()),
+        while_waiting["pipeline"] > 0.95 and while_waiting["simple"] < 0.8,
+    )
+    return chart, statement
 
 
 def _means_by_model(outcomes: Outcomes) -> list[float]:

@@ -6,12 +6,17 @@ import dataclasses
 import importlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hplm_loadtest.benchmarks.placement import two_models
 from hplm_loadtest.benchmarks.placement.figure import Effort, crossing, first_reaching
 from hplm_loadtest.benchmarks.placement.placement import FIGURES, placement
 from hplm_loadtest.benchmarks.placement.systems import Traffic
 
 from hplm.errors import ConfigError
+from hplm.placement.served_model import ServedModel
+from hplm.placement.stage_times import StageTimes
+from hplm.placement.table1 import table1_cluster
 
 CHEAP = ("2", "4", "5", "6", "7", "8", "9", "10", "16")
 
@@ -24,6 +29,16 @@ def test_a_cheap_figure_has_the_shape_of_the_papers_figure(name: str) -> None:
     )
     assert [said.paper for said in result.statements if not said.holds] == []
     assert result.figure == name
+
+
+def test_busy_devices_of_a_burst_are_those_counted_by_hand() -> None:
+    # A request takes a second on one device, or half a second on each of two.
+    times = StageTimes(table1_cluster(2), [ServedModel(name, (0.5, 0.5), (1, 1)) for name in two_models.NAMES])
+    ended_s, edges = np.array([1.0, 1.5, 2.0]), np.linspace(0.0, 2.5, 6)
+    in_one_group = two_models.busy_devices(two_models.PIPELINE, times, np.zeros(3, np.int32), ended_s, edges)
+    assert in_one_group.tolist() == [1, 2, 2, 1, 0]
+    in_two = two_models.busy_devices(two_models.SIMPLE, times, np.array([0, 1, 0], np.int32), ended_s, edges)
+    assert in_two.tolist() == [1, 2, 2, 1, 0]
 
 
 def test_every_figure_has_a_function() -> None:
