@@ -54,8 +54,10 @@ class LoadWindow:
     bases: Sequence[str]
     window_s: float
     _before: dict[str, Counter[tuple[str, str, str]]] = field(default_factory=dict)
-    # Time of a look, seconds since the look before, and the texts between both by base and outcome.
-    _looks: deque[tuple[float, float, Counter[tuple[str, str]]]] = field(default_factory=deque)
+    # Time of a look, seconds since the look before, the texts between both by base and outcome, and the nodes whose pages
+    # were there both times; none if these were not the same. Then the texts are too few, or those of several looks.
+    _looks: deque[tuple[float, float, Counter[tuple[str, str]], frozenset[str]]] = field(default_factory=deque)
+    _nodes: frozenset[str] = frozenset()
     _looked_s: float | None = None
 
     def add(self, pages: Mapping[str, str], now_s: float) -> None:
@@ -69,20 +71,21 @@ class LoadWindow:
                 new[key[0], key[2]] += count - known
             self._before[node] = counts
         if self._looked_s is not None:
-            self._looks.append((now_s, now_s - self._looked_s, new))
-        self._looked_s = now_s
+            same = self._nodes if self._nodes == set(pages) else frozenset[str]()
+            self._looks.append((now_s, now_s - self._looked_s, new, same))
+        self._looked_s, self._nodes = now_s, frozenset(pages)
         while self._looks and self._looks[0][0] <= now_s - self.window_s:
             self._looks.popleft()
 
     @property
     def seconds(self) -> float:
         """The seconds that the looks in the window cover."""
-        return sum(seconds for _, seconds, _ in self._looks)
+        return sum(seconds for _, seconds, _, _ in self._looks)
 
     def observed(self) -> Observed:
         """Return what was observed in the window. Call it after two looks or more."""
         total: Counter[tuple[str, str]] = Counter()
-        for _, _, new in self._looks:
+        for _, _, new, _ in self._looks:
             total.update(new)
         seconds = self.seconds
         rates = {base: sum(n for (name, _), n in total.items() if name == base) / seconds for base in self.bases}
@@ -91,10 +94,16 @@ class LoadWindow:
         return Observed(seconds, rates, self._cv(), answered)
 
     def _cv(self) -> float | None:
-        """Estimate the cv of the gaps. In intervals of many gaps, the variance of the counts is their mean times cv squared."""
+        """Estimate the cv of the gaps. In intervals of many gaps, the variance of the counts is their mean times cv squared.
+
+        Only looks at the same nodes count, at those nodes that were seen together most often.
+        """
+        times_seen = Counter(nodes for _, _, _, nodes in self._looks if nodes)
+        usual = max(times_seen, key=lambda nodes: times_seen[nodes], default=None)
+        looks = [new for _, _, new, nodes in self._looks if nodes == usual]
         variances, means = 0.0, 0.0
         for base in self.bases:
-            counts = np.array([sum(n for (name, _), n in new.items() if name == base) for _, _, new in self._looks])
+            counts = np.array([sum(n for (name, _), n in new.items() if name == base) for new in looks])
             if len(counts) >= _LEAST_LOOKS and (mean := float(counts.mean())) >= _LEAST_TEXTS:
                 variances += float(counts.var(ddof=1))
                 means += mean

@@ -84,6 +84,19 @@ def test_the_burstiness_is_estimated_from_counts(cv: float) -> None:
     assert window.observed().cv == pytest.approx(cv, rel=0.15)
 
 
+def test_a_node_whose_pages_were_missing_does_not_make_the_load_look_bursty() -> None:
+    times = GammaArrivals(20.0, 1.0).times(7200.0, np.random.default_rng(0))
+    window = LoadWindow(["hbert"], 7200.0)
+    for look, now_s in enumerate(np.arange(0.0, 7200.0, 15.0).tolist()):
+        pages = {"east": page(("hbert_upper_0_0", "upper", "ok", int(np.searchsorted(times, now_s))))}
+        # Looks 100 to 139 find one node only.
+        window.add({**pages, **({} if 100 <= look < 140 else {"west": pages["east"]})}, now_s)
+    observed = window.observed()
+    # Both nodes count the same texts, which doubles the variance of a Poisson process.
+    assert observed.cv == pytest.approx(2**0.5, rel=0.15)
+    assert observed.rates["hbert"] == pytest.approx(40.0, rel=0.05)
+
+
 def test_few_requests_tell_no_burstiness() -> None:
     window = LoadWindow(["hbert"], 100.0)
     for now_s, count in ((0.0, 0), (10.0, 1)):
