@@ -146,6 +146,17 @@ class Plan:
     check: CheckResult | None = None
     version: int = PLAN_VERSION
 
+    def __post_init__(self) -> None:
+        layers = {model.name: len(model.layer_s) for model in self.models}
+        for number, group in enumerate(self.groups, 1):
+            for base in group.bases:
+                expected = layers.get(base.base, sum(base.cut))
+                if len(base.cut) != len(group.devices) or min(base.cut, default=0) < 1 or sum(base.cut) != expected:
+                    raise ConfigError(
+                        f"group {number}, base {base.base!r}: a stage of 1 layer or more on each of {len(group.devices)} "
+                        f"devices was expected, {expected} layers in all, got the cut {list(base.cut)}"
+                    )
+
     def to_json(self) -> str:
         """Return the plan as JSON text that people can read."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"

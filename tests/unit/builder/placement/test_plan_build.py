@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +57,17 @@ def test_a_plan_has_devices_of_each_node_and_the_cut_of_each_base() -> None:
     assert [base.stage_ms for base in first.bases] == [(10.0, 10.0), (20.0, 20.0)]
     assert (second.node, second.devices) == ("west", (0,))
     assert bases_of_nodes(plan) == {"east": {"hbert", "mpnet"}, "west": {"hbert"}}
+
+
+@pytest.mark.parametrize("cut", [[3], [1, 1], [2, 0], []])
+def test_an_edited_plan_whose_cut_does_not_fit_is_refused(cut: list[int], tmp_path: Path) -> None:
+    values = json.loads(built(placed(((0,), ("hbert",)))).to_json())
+    values["groups"][0]["bases"][0]["cut"] = cut
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(values))
+    words = "group 1, base 'hbert': a stage of 1 layer or more on each of 1 devices was expected, 2 layers in all"
+    with pytest.raises(ConfigError, match=re.escape(f"{words}, got the cut {cut}")):
+        Plan.load(path)
 
 
 def test_a_group_of_two_nodes_cannot_be_planned() -> None:
