@@ -82,9 +82,12 @@ class Traffic:
 
 
 def options_for(models: Sequence[ServedModel], quick: bool) -> SearchOptions:
-    """Return the settings of a search, which is shorter for models of several sizes: it has many buckets to try."""
+    """Return the settings of a search by the paper's fast heuristic, which is shorter for models of several sizes.
+
+    For these there are many buckets to try.
+    """
     options = SearchOptions(
-        most_requests=QUICK_MOST_REQUESTS if quick else MOST_REQUESTS, refined=1, refining_simulations=60
+        full_up_to=0, most_requests=QUICK_MOST_REQUESTS if quick else MOST_REQUESTS, refined=1, refining_simulations=60
     )
     if len({model.latency_s for model in models}) > 1:
         options = replace(

@@ -21,6 +21,9 @@ from hplm.placement.served_model import ServedModel
 from hplm.placement.stage_times import StageTimes
 from hplm.workloads.model_requests import ModelRequests
 
+# If there are at most so many pairs of a model and a group, the full method takes seconds. Then the fast method also improves
+# what the full method selects.
+_FULL_UP_TO = 128
 # Is called with the number of finished steps, the number of all steps, and a sentence about the last step.
 Progress = Callable[[int, int, str], None]
 
@@ -30,6 +33,8 @@ class SearchOptions:
     """Settings of a search: its method and its limits.
 
     method: `fast` (one simulation for each model that is added) or `full` (a simulation for each model in each group).
+    full_up_to: the fast method also improves what the full method selects, if there are at most so many pairs of a model and a
+        group: then that takes seconds. 0: never, as in the paper.
     beam: the selections that the full method keeps at each step.
     most_group_devices, most_stages, most_intra: limits of a group.
     sizes: the group sizes to try; None tries all that the limits allow.
@@ -45,6 +50,7 @@ class SearchOptions:
     """
 
     method: Literal["fast", "full"] = "fast"
+    full_up_to: int = 64
     beam: int = 1
     most_group_devices: int = 32
     most_stages: int = 16
@@ -227,8 +233,12 @@ class _Searcher:
         if best is None:
             raise ConfigError(f"no group can be formed of {len(devices)} devices within the limits {options}")
         for fitted, selected in self._to_refine(found):
-            improved = refined(fitted, simulator, selected, options.refining_simulations)
-            best = max(best, improved, key=lambda one: one.score)
+            starts = [selected]
+            if options.method == "fast" and len(problem.models) * len(fitted.groups) <= options.full_up_to:
+                starts.append(beam_selection(fitted, simulator))
+            for start in starts:
+                improved = refined(fitted, simulator, start, options.refining_simulations)
+                best = max(best, improved, key=lambda one: one.score)
         self.simulations += simulator.simulations
         return best
 

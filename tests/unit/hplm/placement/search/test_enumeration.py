@@ -44,6 +44,14 @@ def test_the_fast_search_reaches_98_percent_of_the_full_search_and_selective_rep
     assert fast.attainment >= single.attainment
 
 
+def test_the_fast_search_of_a_small_problem_also_improves_what_the_full_method_selects() -> None:
+    small = random_case(208)
+    searches = (SearchOptions(full_up_to=0), SearchOptions(), SearchOptions(method="full"))
+    alone, both, full = (search(small.models, small.cluster, small.requests, one).attainment for one in searches)
+    assert alone < 0.98 * full
+    assert both >= full
+
+
 def test_of_equal_shares_the_placement_that_leaves_more_of_the_deadlines_wins() -> None:
     idle = case((model("a", intra=True),), 2, load=0.01, cv=0.1, scale=10)
     found = search(idle.models, idle.cluster, idle.requests)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hplm_loadtest.benchmarks.placement import two_models
+from hplm_loadtest.benchmarks.placement import search_time, two_models
 from hplm_loadtest.benchmarks.placement.figure import Effort, crossing, first_reaching
 from hplm_loadtest.benchmarks.placement.placement import FIGURES, placement
 from hplm_loadtest.benchmarks.placement.systems import Traffic
@@ -39,6 +39,14 @@ def test_busy_devices_of_a_burst_are_those_counted_by_hand() -> None:
     assert in_one_group.tolist() == [1, 2, 2, 1, 0]
     in_two = two_models.busy_devices(two_models.SIMPLE, times, np.array([0, 1, 0], np.int32), ended_s, edges)
     assert in_two.tolist() == [1, 2, 2, 1, 0]
+
+
+def test_the_fast_search_is_compared_with_the_full_search_on_problems_drawn_from_a_seed() -> None:
+    first, again, other = (search_time.random_problem(np.random.default_rng(seed)) for seed in (3, 3, 4))
+    assert first[:2] == again[:2]
+    assert first[2].times_s.tolist() == again[2].times_s.tolist()
+    assert first[:2] != other[:2]
+    assert search_time.share_of_full(3) >= search_time.LEAST_SHARE
 
 
 def test_every_figure_has_a_function() -> None:
