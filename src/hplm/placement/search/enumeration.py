@@ -21,9 +21,6 @@ from hplm.placement.served_model import ServedModel
 from hplm.placement.stage_times import StageTimes
 from hplm.workloads.model_requests import ModelRequests
 
-# If there are at most so many pairs of a model and a group, the full method takes seconds. Then the fast method also improves
-# what the full method selects.
-_FULL_UP_TO = 128
 # Is called with the number of finished steps, the number of all steps, and a sentence about the last step.
 Progress = Callable[[int, int, str], None]
 
