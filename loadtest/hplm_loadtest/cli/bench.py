@@ -32,7 +32,6 @@ from hplm_loadtest.benchmarks.engine.lookup import plot_lookup
 from hplm_loadtest.benchmarks.engine.upper import upper_layers
 from hplm_loadtest.benchmarks.failures.recovery import recovery
 from hplm_loadtest.benchmarks.papers.batching import MODES, batching
-from hplm_loadtest.benchmarks.papers.length_buffer import length_buffer
 from hplm_loadtest.benchmarks.papers.schedulers import POLICIES, SETTINGS, schedulers
 from hplm_loadtest.benchmarks.placement.encode_stages import encode_stages
 from hplm_loadtest.benchmarks.placement.placement import FIGURES as PLACEMENT_FIGURES
@@ -679,21 +678,6 @@ def bench_schedulers(
     if output.quick:
         rounds, seconds, settings = 1, min(seconds, 5.0), settings[1:2]
     schedulers(models, policy, settings, rounds, seconds, output.picture).publish(output.json_file)
-
-
-@app.command(name="length-buffer")
-def bench_length_buffer(
-    trace: Annotated[Path, typer.Option(help="Recorded arrivals: a CSV file with a column TIMESTAMP.")],
-    models: FleetOption = FLEET,
-    model: Annotated[str | None, typer.Option(help="Model whose base is timed; default: the first base's.")] = None,
-    rounds: RoundsOption = 5,
-    json_file: JsonOption = None,
-) -> None:
-    """Compare the length-aware buffer with packed batches: batches are timed, and the queue is simulated under a trace.
-
-    Example: hplm bench length-buffer --trace trace.csv --models build/fleet-students/models --model students --json buffer.json
-    """
-    length_buffer(models, model, trace, rounds).publish(json_file)
 
 
 @app.command(name="pipeline")

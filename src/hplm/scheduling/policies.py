@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import ClassVar
 
 from hplm.errors import ConfigError
 from hplm.scheduling.policy import Batch, Budget, Filler, Waiting
 
 _ID, _ARRIVAL, _LENGTH, _DEADLINE = map(attrgetter, ("id", "arrived_s", "tokens", "deadline_s"))
-_OLDER = attrgetter("arrived_s", "id")
 
 
 def _by_arrival(waiting: Sequence[Waiting]) -> list[Waiting]:
@@ -132,39 +129,6 @@ class SlottedDas(Das):
                     kept.append(request)
             rows.append(tuple(kept))
         return Batch(tuple(row for row in rows if row), slot_tokens)
-
-
-@dataclass(frozen=True)
-class LengthAware:
-    """The length-aware buffer of Student Parallelism (3.3.2, B.4.2): the oldest request, and the next ones of its length bin.
-
-    A bin is `bin_tokens` tokens wide. A batch is one element of the buffer, at most `element_texts` requests of one bin, and no
-    other requests fill the batch up. The paper keeps a queue and a dictionary between calls. The first element of that queue
-    follows from the waiting requests alone, so this policy needs neither, see `reference.LengthAwareBuffer`. The paper's work
-    is O(1) for each arrival; here it is O(1) for each waiting request, as is the work of the queue that calls the policy.
-    """
-
-    bin_tokens: int = 8
-    element_texts: int = 4
-
-    fills_batches: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for key in ("bin_tokens", "element_texts"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{key} must be a whole number of 1 or more, got {value!r}")
-
-    def select(self, waiting: Sequence[Waiting], now_s: float, budget: Budget) -> Batch:
-        if not waiting:
-            return Batch(())
-        length_bin = self.bin_of(min(waiting, key=_OLDER))
-        alike = (request for request in waiting if self.bin_of(request) == length_bin)
-        return _first_fit(nsmallest(self.element_texts, alike, key=_OLDER), budget)
-
-    def bin_of(self, request: Waiting) -> int:
-        """Return the number of a request's length bin. With bins of 8 tokens, 1 to 8 tokens are bin 0."""
-        return (request.length - 1) // self.bin_tokens
 
 
 def _longest_of_utility(least: float) -> int:

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from hplm.errors import ConfigError
-from hplm.scheduling.policies import Das, Edf, Fcfs, LengthAware, Sjf, SlottedDas
+from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
 from hplm.scheduling.policy import Policy
 
 GROUP = "hplm.policies"
@@ -17,7 +17,6 @@ BUILT_IN: dict[str, Callable[..., Policy]] = {
     "edf": Edf,
     "das": Das,
     "slotted_das": SlottedDas,
-    "length_aware": LengthAware,
 }
 
 

@@ -1,8 +1,7 @@
-"""Slow twins of TCB's Algorithms 1 and 2, of the length-aware buffer, and of the gathering of texts for a call."""
+"""Slow twins of TCB's Algorithms 1 and 2, and of the gathering of texts for a call."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from hplm.scheduling.gathering import Call, CallFiller, GatheredText, GatherLimits
@@ -56,37 +55,6 @@ def slotted_das(waiting: Sequence[Waiting], budget: Budget, eta: float, q: float
                     break
         rows.append(tuple(request for request in row if any(request in slot for slot in slots)))
     return Batch(tuple(row for row in rows if row), slot_tokens)
-
-
-class LengthAwareBuffer:
-    """The length-aware buffer of Student Parallelism, B.4.2: a queue of elements, and the newest element of each length bin.
-
-    The twin of `policies.LengthAware`, which keeps nothing between calls. Requests are added in the order of arrival.
-    """
-
-    def __init__(self, bin_tokens: int, element_texts: int) -> None:
-        self._bin_tokens = bin_tokens
-        self._element_texts = element_texts
-        self._elements: deque[list[Waiting]] = deque()
-        self._newest: dict[int, list[Waiting]] = {}
-
-    def add(self, request: Waiting) -> None:
-        """Merge a request into the element of its bin if that element has room, or else append an element."""
-        key = (request.length - 1) // self._bin_tokens
-        element = self._newest.get(key)
-        if element is None or len(element) == self._element_texts:
-            element = self._newest[key] = []
-            self._elements.append(element)
-        element.append(request)
-
-    def dispatch(self) -> list[Waiting]:
-        """Take the first element out of the buffer, and return its requests."""
-        element = self._elements.popleft()
-        key = (element[0].length - 1) // self._bin_tokens
-        # A later element of the same bin keeps its place in the dictionary.
-        if self._newest[key] is element:
-            del self._newest[key]
-        return element
 
 
 def gather(waiting: Sequence[GatheredText], now_s: float, limits: GatherLimits) -> Call:

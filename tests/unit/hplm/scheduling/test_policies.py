@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from hplm.errors import ConfigError
 from hplm.scheduling import reference
-from hplm.scheduling.policies import Das, Edf, Fcfs, LengthAware, Sjf, SlottedDas
+from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
 from hplm.scheduling.policy import Batch, Budget, Policy, PolicyError, Waiting, check
 from hplm.scheduling.policy_loader import BUILT_IN, load_policy
 
-POLICIES: list[Policy] = [Fcfs(), Sjf(), Edf(), Das(), SlottedDas(), LengthAware()]
+POLICIES: list[Policy] = [Fcfs(), Sjf(), Edf(), Das(), SlottedDas()]
 BUDGETS = st.builds(
     Budget,
     rows=st.integers(1, 4),
@@ -103,41 +103,6 @@ def test_a_request_longer_than_a_row_has_a_row_of_its_own() -> None:
         assert [r.id for r in policy.select(of_tokens(500), 0.0, ONE_ROW).requests] == [0]
 
 
-@given(
-    # Tokens of an arrival, or None: a batch begins.
-    st.lists(st.one_of(st.integers(1, 70), st.none()), max_size=60),
-    st.sampled_from([1, 8, 64]),
-    st.integers(1, 5),
-)
-def test_the_length_aware_policy_dispatches_the_elements_of_the_papers_buffer(
-    events: list[int | None], bin_tokens: int, element_texts: int
-) -> None:
-    buffer = reference.LengthAwareBuffer(bin_tokens, element_texts)
-    policy, budget = LengthAware(bin_tokens, element_texts), Budget(1, 1000, 64, 64)
-    waiting: list[Waiting] = []
-    for number, tokens in enumerate(events):
-        if tokens is not None:
-            waiting.append(Waiting(number, f"t{number % 7}", tokens, float(number // 3), 100.0))
-            buffer.add(waiting[-1])
-        elif waiting:
-            chosen = policy.select(waiting, float(number), budget).requests
-            assert list(chosen) == buffer.dispatch()
-            waiting = [request for request in waiting if request not in chosen]
-
-
-def test_a_length_bin_ends_at_a_multiple_of_its_tokens() -> None:
-    waiting = of_tokens(9, 8, 16, 17, 10, 1)
-    assert [r.tokens for r in LengthAware().select(waiting, 0.0, ONE_ROW).requests] == [9, 16, 10]
-
-
-def test_length_bins_and_elements_are_whole_numbers() -> None:
-    assert load_policy("length_aware", {"bin_tokens": 16, "element_texts": 8}) == LengthAware(16, 8)
-    for key in ("bin_tokens", "element_texts"):
-        for bad in (0, 1.5, "x", True, None):
-            with pytest.raises(ConfigError, match=key):
-                load_policy("length_aware", {key: bad})
-
-
 @pytest.mark.parametrize(
     "broken",
     [
@@ -184,7 +149,7 @@ def test_a_policy_that_fails_to_begin_is_an_error_of_the_settings(monkeypatch: p
         load_policy("broken", {"table": "weights.csv"})
 
 
-@pytest.mark.parametrize("name", ["fcfs", "sjf", "edf", "das", "slotted_das", "length_aware"])
+@pytest.mark.parametrize("name", ["fcfs", "sjf", "edf", "das", "slotted_das"])
 def test_a_batch_of_ten_thousand_waiting_is_chosen_with_a_number_of_steps_that_grows_with_them(name: str) -> None:
     """Count how often the policy reads a request's length, as a measure of its steps."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hplm.scheduling.cost import CostModel
 from hplm.scheduling.fairness import fair_select
-from hplm.scheduling.policies import Das, Edf, Fcfs, LengthAware, Sjf, SlottedDas
+from hplm.scheduling.policies import Das, Edf, Fcfs, Sjf, SlottedDas
 from hplm.scheduling.policy import Batch, Budget, Policy, PolicyError, Waiting, check
 from hplm.scheduling.queue import RequestQueue
 from hplm.scheduling.service_history import ServiceHistory
@@ -225,8 +225,7 @@ def test_weights_share_out_batches_while_all_wait() -> None:
     assert tokens == {"heavy": 75, "light": 25}
 
 
-# The length-aware policy leaves room in a batch, so it has no shares of full batches.
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p != LengthAware()], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 10, 20])
 @pytest.mark.parametrize("starve_after_s", [2.0, math.inf])
 def test_rows_are_shared_out_by_weight_too(policy: Policy, rows: int, starve_after_s: float) -> None:
@@ -249,21 +248,6 @@ def test_a_full_queue_makes_room_for_a_tenant_below_its_share_at_the_cost_of_the
     (refused,) = queue.offer(request(11, "other"), 0.0)
     assert (refused.request.id, refused.reason) == (9, "full")
     assert len(queue) == 10
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_nothing_fills_up_the_element_of_a_length_aware_batch(rows: int) -> None:
-    waiting = [request(i, f"t{i}", tokens) for i, tokens in enumerate((10, 12, 40, 11, 41, 13, 14))]
-    batch = fair_select(LengthAware(), waiting, 0.0, Budget(rows, 100, 64, 64), {}, math.inf, ServiceHistory())
-    assert [one.id for one in batch.requests] == [0, 1, 3, 5]
-
-
-def test_a_tenant_that_was_passed_over_goes_before_the_element_of_a_flood() -> None:
-    waiting = [request(i, "flood") for i in range(20)] + [request(20, "quiet", tokens=40)]
-    history = ServiceHistory()
-    history.add(["flood"], 0.0)
-    batch = fair_select(LengthAware(), waiting, 0.0, Budget(1, 100, 64, 64), {}, math.inf, history)
-    assert [one.id for one in batch.requests] == [20, 0, 1, 2, 3]
 
 
 def test_no_request_starves_under_shortest_job_first() -> None:
