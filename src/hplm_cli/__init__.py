@@ -17,48 +17,45 @@ from hplm.reporting.terminal_text import visible
 
 
 class Command(NamedTuple):
-    """A sub-command: its function or application, the extra with its dependencies, and its line in --help."""
+    """A sub-command: its function or application, the extra with its dependencies, its line and its panel in --help."""
 
     target: str
     extra: str
+    panel: str
     help: str
 
 
+# In the order of --help: the path of the demo first.
 COMMANDS = {
-    "serve": Command("hplm_cli.serve:serve", "serve", "Start Triton over a model repository; builds the demo if none."),
+    "serve": Command("hplm_cli.serve:serve", "serve", "Serve", "Start Triton over a model repository, or over a demo."),
+    "predict": Command(
+        "hplm_client.cli.predict:predict", "client", "Serve", "Ask a tenant's model on a running server."
+    ),
     "health": Command(
-        "hplm_cli.health.command:health", "client", "Ask whether every model of `hplm serve` answers: status 0 or 1."
+        "hplm_cli.health.command:health",
+        "client",
+        "Serve",
+        "Ask whether every model of a server answers: status 0 or 1.",
     ),
-    "build": Command(
-        "hplm_builder.cli.build:app", "build", "Convert a base, make tables, fine-tune tenants, export models."
-    ),
-    "store": Command("hplm_cli.store:app", "serve", "Check a store, remove unused files, register artifacts."),
-    "base": Command("hplm_cli.base:app", "serve", "List the bases that a server serves, or take one out."),
-    "worker": Command(
-        "hplm_cli.worker:worker", "build", "Run the jobs that manage requests queue; serve starts a worker."
-    ),
-    "domain": Command("hplm_client.cli.domain:app", "client", "Create, update and delete domains of a running server."),
+    "build": Command("hplm_builder.cli.build:app", "build", "Serve", "Convert a base, make tables, export models."),
     "tenant": Command(
-        "hplm_client.cli.tenant:app", "client", "Create, update, delete and roll back tenants of a server."
+        "hplm_client.cli.tenant:app", "client", "Tenants", "Create, update, delete and roll back tenants."
     ),
-    "job": Command("hplm_client.cli.job:app", "client", "Watch, list and cancel the jobs of a running server."),
-    "upload": Command("hplm_client.cli.upload:app", "client", "List and drop files that were uploaded for jobs."),
-    "key": Command("hplm_cli.key:app", "client", "Create, list and revoke the keys of tenants and operators."),
-    "audit": Command("hplm_cli.audit:audit", "client", "Show who asked the manager for what."),
-    "predict": Command("hplm_client.cli.predict:predict", "client", "Ask a tenant's model on a running server."),
-    "profile": Command(
-        "hplm_cli.profile:profile",
-        "build",
-        "Measure a served base on this machine: latency by tokens, memory, loading.",
+    "domain": Command("hplm_client.cli.domain:app", "client", "Tenants", "Create, update and delete domains."),
+    "job": Command("hplm_client.cli.job:app", "client", "Tenants", "Watch, list and cancel the jobs of a server."),
+    "upload": Command("hplm_client.cli.upload:app", "client", "Tenants", "List and drop files uploaded for jobs."),
+    "base": Command("hplm_cli.base:app", "serve", "Operate", "List the bases that a server serves, or take one out."),
+    "key": Command("hplm_cli.key:app", "client", "Operate", "Create, list and revoke keys of tenants and operators."),
+    "audit": Command("hplm_cli.audit:audit", "client", "Operate", "Show who asked the manager for what."),
+    "store": Command(
+        "hplm_cli.store:app", "serve", "Operate", "Check a store, remove unused files, register artifacts."
     ),
-    "place": Command(
-        "hplm_cli.place.commands:app",
-        "build",
-        "Plan which bases run on which devices, to meet deadlines; check the plan.",
-    ),
-    "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure look-ups, upper layers and whole requests."),
-    "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Put load on a running server with Locust."),
-    "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure quality beside plain fine-tuning."),
+    "worker": Command("hplm_cli.worker:worker", "build", "Operate", "Run queued jobs; `hplm serve` starts a worker."),
+    "profile": Command("hplm_cli.profile:profile", "build", "Plan", "Measure a served base: latency, memory, loading."),
+    "place": Command("hplm_cli.place.commands:app", "build", "Plan", "Plan which bases run on which devices."),
+    "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure", "Measure quality beside plain fine-tuning."),
+    "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Measure", "Load a running server with Locust."),
+    "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure", "Run the benchmarks of the pages."),
 }
 # `serve` passes options that it does not know to tritonserver.
 PASSING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -93,7 +90,7 @@ def make_app(wanted: str | None) -> typer.Typer:
     app.callback()(_root)
     for name, command in COMMANDS.items():
         if name != wanted:
-            app.command(name, help=command.help)(lambda: None)
+            app.command(name, help=command.help, rich_help_panel=command.panel)(lambda: None)
             continue
         module, _, attribute = command.target.partition(":")
         try:
@@ -101,7 +98,7 @@ def make_app(wanted: str | None) -> typer.Typer:
         except ModuleNotFoundError as error:
             raise SystemExit(_missing_extra(name, error)) from error
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=name)
+            app.add_typer(loaded, name=name, rich_help_panel=command.panel)
         else:
             app.command(name, context_settings=PASSING if name == "serve" else None)(loaded)
     return app
