@@ -1,4 +1,4 @@
-"""Triton backend `manager`: REQUEST -> RESPONSE. If the model is decoupled, REQUEST -> a RESPONSE for every change of a job."""
+"""Triton backend `manager`: REQUEST -> RESPONSE."""
 
 import os
 from functools import partial
@@ -16,7 +16,6 @@ from hplm.manage.service import ManageService
 from hplm.runtime.process import is_told_to_stop
 from hplm.serving.manage_stage import ManageCall, ManageStage
 from hplm.serving.request import Request
-from hplm.serving.watch_stage import WatchStage
 from hplm.store.layout import Store
 from hplm.triton.bridge import credentials, metrics, translate
 from hplm.triton.workarounds.dead_stubs import stubs_over
@@ -39,23 +38,14 @@ class TritonPythonModel:
             ring=KeyRing(store, folder=mode.folder) if mode.needs_keys else None,
             prover=Prover(mode.proof_secret) if mode.needs_keys else None,
         )
-        self._jobs, gauges = None, {}
-        if translate.is_decoupled(args):
-            stage, name, events = WatchStage(self._service), "watch", "Watches of jobs by outcome, events"
-            stage.start()
-        else:
-            stage, name, events = (
-                ManageStage(self._service.handle, self._service.admit, self._service.note_unread),
-                "manager",
-                "Manage requests by outcome",
-            )
-            self._jobs = JobCounts(store)
-            gauges[metrics.MetricFamily("hplm_jobs", "Jobs in the registry", "state")] = self._jobs.read
-        self._stage = stage
-        waiting = metrics.MetricFamily(f"hplm_{name}_waiting", "Requests not yet answered", "")
+        self._stage = stage = ManageStage(self._service.handle, self._service.admit, self._service.note_unread)
+        self._jobs = JobCounts(store)
+        events = metrics.MetricFamily("hplm_manager_events_total", "Manage requests by outcome", "event")
+        waiting = metrics.MetricFamily("hplm_manager_waiting", "Requests not yet answered", "")
+        jobs = metrics.MetricFamily("hplm_jobs", "Jobs in the registry", "state")
         self._metrics = metrics.MetricsPublisher(
-            counters={metrics.MetricFamily(f"hplm_{name}_events_total", events, "event"): lambda: stage.counts},
-            gauges={waiting: lambda: {"": stage.waiting}, **gauges},
+            counters={events: lambda: stage.counts},
+            gauges={waiting: lambda: {"": stage.waiting}, jobs: self._jobs.read},
         )
 
     def execute(self, requests):
@@ -67,8 +57,7 @@ class TritonPythonModel:
 
     def finalize(self):
         self._stage.stop()
-        if self._jobs is not None:
-            self._jobs.stop()
+        self._jobs.stop()
         self._service.close()
         self._metrics.stop()
 

@@ -674,7 +674,7 @@ def export_models(
         typer.Option("--keep-settings", help="Keep the settings of the earlier models, except the options given here."),
     ] = False,
 ) -> None:
-    """Write the Triton model folders hbert_plot, hbert_upper, hbert, manager and manager_watch over a store.
+    """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
     With --fused, hbert alone takes the place of the first three. With --stages, hbert_upper_1, hbert_upper_2 and so on take the
     place of hbert_upper.
 

@@ -15,7 +15,6 @@ from hplm.core.roles import (
     ENCODE_BACKENDS,
     LOOK_UP_SUFFIX,
     MANAGER,
-    MANAGING,
     RESERVED,
     ROUTE_NAME,
     Role,
@@ -187,7 +186,7 @@ def export(
                 own = replace(own, domain=earlier.managed[plot.base].domain)
         managed = {base.name: (base.base, _managed(base, earlier)) for base in others}
         manager = _of_bases(manager, {**managed, name: (plot.base, own)})
-        models |= dict.fromkeys(MANAGING, (None, manager))
+        models[MANAGER] = (None, manager)
     if others or route or (target / ROUTE_NAME).is_dir():
         served = {base.base: base.name for base in others} | {plot.base: name}
         levels = _levels(others)
@@ -225,8 +224,7 @@ def delete_base(target: Path, name: str) -> None:
         _copy_models(kept, partial)
         if earlier is not None:
             manager = _of_bases(earlier, {base.name: (base.base, _managed(base, earlier)) for base in kept})
-            for role in MANAGING:
-                write_model(partial, role, asdict(manager))
+            write_model(partial, MANAGER, asdict(manager))
         served = {base.base: base.name for base in kept}
         for role, settings in _calling(target, served, _levels(kept)).items():
             if (target / role.name).is_dir():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hplm.core.roles import CALLING, MANAGING
+from hplm.core.roles import CALLING, MANAGER
 from hplm.placement.plan import TenantRule
 
 CONFIG_FILE = "haproxy.cfg"
@@ -196,11 +196,11 @@ def _backend(protocol: str, pool: Pool, rule: TenantRule, health_path: str) -> s
 
 
 def _managing_rules() -> str:
-    """Return the rules that find a model for manage requests in a gRPC message.
+    """Return the rules that find the manager in a gRPC message.
 
     HAProxy matches bytes as hex digits, and as many as fit a buffer. So the rules match pieces, which overlap.
     """
-    pattern = "|".join(_first_field(role.name) for role in MANAGING)
+    pattern = _first_field(MANAGER.name)
     starts = range(0, BUFFER_BYTES, LARGE_BYTES - 2 * PIECE_OVERLAP)
     length = LARGE_BYTES - PIECE_OVERLAP
     return "\n".join(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hplm.errors import BadInputError, HplmError, InternalError, JobCancelledError, UnknownUploadError
+from hplm.errors import BadInputError, InternalError, JobCancelledError, UnknownUploadError
 from hplm_client.manage.answers import (
     AccessKey,
     AuditEntry,
@@ -27,7 +27,7 @@ from hplm_client.manage.answers import (
 )
 from hplm_client.manage.transport import Transport, TritonTransport
 from hplm_client.manage.upload import ProgressCallback, send_file
-from hplm_client.transport.retry import RETRY_S, is_temporary, with_retries
+from hplm_client.transport.retry import RETRY_S, with_retries
 
 POLL_EVERY_S = 0.5
 # Most records that a server lists in one answer.
@@ -369,28 +369,18 @@ class ManageClient:
         return parse_answer(Job, self.ask("job.cancel", job=job)["job"])
 
     def watch(self, job: str, *, patience_s: float = RETRY_S) -> Iterator[JobEvent]:
-        """Yield each change of a job, from its current state to its end.
+        """Yield each change of a job, from its current state to its end. The client asks twice a second.
 
-        On a `grpc://` address the server streams the changes. On an `http://` address, where Triton cannot stream, the client
-        polls twice a second. The client waits up to `patience_s` for a server that is away, because jobs survive a restart of
-        the server. Raises UnknownJobError.
+        The client waits up to `patience_s` for a server that is away, because jobs survive a restart of the server. Raises
+        UnknownJobError.
         """
         last: JobEvent | None = None
-        while last is None or not last.ended:
-            try:
-                for event in self._events(job):
-                    if event != last:
-                        last = event
-                        yield event
-                    if event.ended:
-                        return
-            except HplmError as error:
-                if not is_temporary(error):
-                    raise
-            # Poll at least once between two streams, so that a stream that keeps breaking hides no change.
+        while True:
             if (event := with_retries(lambda: self.show_job(job).event, patience_s)) != last:
                 last = event
                 yield event
+            if event.ended:
+                return
             time.sleep(POLL_EVERY_S)
 
     def wait(self, job: str, told: Callable[[JobEvent], None] = lambda event: None) -> JobEvent:
@@ -471,14 +461,6 @@ class ManageClient:
 
     def _submit(self, action: str, **request: Any) -> str:
         return str(self.ask(action, **request)["job"])
-
-    def _events(self, job: str) -> Iterator[JobEvent]:
-        if not self._transport.streams:
-            while True:
-                yield self.show_job(job).event
-                time.sleep(POLL_EVERY_S)
-        for event in self._transport.events(json.dumps({"action": "job.watch", "job": job}).encode()):
-            yield parse_answer(JobEvent, json.loads(event))
 
 
 class _JsonObject(dict[str, Any]):

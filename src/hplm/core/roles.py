@@ -97,9 +97,6 @@ def fused_role(name: str = DEFAULT_NAME) -> Role:
 
 
 MANAGER = Role("manager", "manager", ManagerSettings)
-# Triton answers a decoupled model over gRPC streaming only, so watching a job is a model of its own.
-MANAGER_WATCH = Role("manager_watch", "manager", ManagerSettings)
-MANAGING = (MANAGER, MANAGER_WATCH)
 # The model that routes a request to the base of its tenant.
 ROUTE_NAME = "hplm"
 # The model that does the same, and answers a tenant with a plan by several bases.
@@ -107,7 +104,7 @@ CASCADE_NAME = "cascade"
 # The models that call the models of bases. They are loaded last and unloaded first.
 CALLING = (ROUTE_NAME, CASCADE_NAME)
 # Names of models that a repository has once, for all bases.
-RESERVED = frozenset({MANAGER.name, MANAGER_WATCH.name, *CALLING})
+RESERVED = frozenset({MANAGER.name, *CALLING})
 _STAGE = re.compile(f".*({LOOK_UP_SUFFIX}|{ENCODE_SUFFIX}(_[0-9]+)?)")
 _PART = re.compile(f"{_STAGE.pattern}|.*{DISPATCH_SUFFIX}")
 
@@ -264,7 +261,7 @@ def load_serving_settings(models: Path, name: str | None = None) -> ServingSetti
 def models_of(repository: Path) -> tuple[str, ...]:
     """Return the models of a repository of hplm, in the order to load them."""
     serving = [role.name for base in served_bases(repository) for role in base.roles]
-    return (*serving, *(name for name in (*names(MANAGING), *CALLING) if (repository / name).is_dir()))
+    return (*serving, *(name for name in (MANAGER.name, *CALLING) if (repository / name).is_dir()))
 
 
 def unload_order(models: Collection[str]) -> tuple[set[str], set[str], set[str]]:

@@ -82,7 +82,6 @@ ENSEMBLE_PREFIX = re.compile(r"\Ain ensemble '[^']*', ")
 
 # Manage requests are JSON objects as BYTES [1].
 MANAGER = roles.MANAGER.name  # answers once
-MANAGER_WATCH = roles.MANAGER_WATCH.name  # sends an event for every change of a job, over gRPC streaming only
 REQUEST = "REQUEST"
 RESPONSE = "RESPONSE"
 JOB_UNFINISHED = ("queued", "running")  # states of a job that will change

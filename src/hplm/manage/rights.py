@@ -8,7 +8,6 @@ from hplm.manage import requests
 READ, MANAGE, ADMIN = Right("read"), Right("manage"), Right("admin")
 # A tenant's manage key may send these requests about its own tenant, its own jobs, and uploads whose ids it knows.
 TENANT_READS, TENANT_MANAGES = Right("read", by_tenant=True), Right("manage", by_tenant=True)
-WATCH = "job.watch"
 # Values of `teacher` that name no base.
 TEACHERS = ("auto", "full")
 RIGHTS: dict[str, Right] = {
@@ -30,7 +29,6 @@ RIGHTS: dict[str, Right] = {
     "job.show": TENANT_READS,
     "job.list": READ,
     "job.cancel": TENANT_MANAGES,
-    WATCH: TENANT_READS,
     "upload.start": TENANT_MANAGES,
     "upload.chunk": TENANT_MANAGES,
     "upload.finish": TENANT_MANAGES,

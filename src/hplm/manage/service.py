@@ -34,7 +34,6 @@ from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
-from hplm.manage.rights import WATCH
 from hplm.manage.uploads import Uploads
 from hplm.metering.recent_counts import DAY, HOUR, read_recent
 from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
@@ -104,21 +103,6 @@ class ManageService:
     def note_unread(self, caller: Caller, error: HplmError) -> None:
         """Note in the audit log a request of an admitted caller that was refused before it was read."""
         self._access.note_unread(caller, error)
-
-    def watched(self, raw: bytes, caller: Caller) -> str:
-        """Return the id of the job that a request to watch names. Raises HplmError to refuse it.
-
-        Whether a tenant's key may see the job is known when the job is read: `check_job`.
-        """
-        with self._access.noting(caller) as note:
-            action, request = parse_request(raw, {WATCH: requests.OfJob})
-            self._access.check(caller, note, action, request)
-            assert isinstance(request, requests.OfJob)
-            return request.job
-
-    def job_state(self, job_id: str) -> Answer:
-        """Return a job's state as `job.show` answers it: plain values. Raises UnknownJobError or RegistryError."""
-        return views.job(self._registry.job(job_id))
 
     def close(self) -> None:
         """Close the registry, unless a request hangs while opening it."""
@@ -501,7 +485,7 @@ class ManageService:
         return {"bases": self._survey_bases(self._registry)}
 
     def _show_job(self, request: requests.OfJob) -> Answer:
-        return {"job": self.job_state(request.job)}
+        return {"job": views.job(self._registry.job(request.job))}
 
     def _list_jobs(self, request: requests.ListJobs) -> Answer:
         return {"jobs": [views.job(job) for job in self._registry.jobs(states=request.states, limit=request.limit)]}

@@ -108,21 +108,17 @@ def _question_of_features(
     return Question(_infer_path(model), head + values, {"Inference-Header-Content-Length": str(len(head))})
 
 
-def question_of_manager(model: str, proof: bytes | None = None) -> Question:
-    """Return the question for a model for manage requests: about a job that does not exist. It reads the registry.
+def question_of_manager(proof: bytes | None = None) -> Question:
+    """Return the question for the manager: about a job that does not exist. It reads the registry.
 
-    `proof` takes the place of a key. It is no header, because Triton forwards none to a decoupled model.
+    `proof` takes the place of a key.
     """
-    action = "job.watch" if model == wire.MANAGER_WATCH else "job.show"
-    inputs = {wire.REQUEST: json.dumps({"action": action, "job": wire.NO_JOB})}
+    inputs = {wire.REQUEST: json.dumps({"action": "job.show", "job": wire.NO_JOB})}
     if proof is not None:
         inputs[wire.KEY] = proof.decode()
-    if model == wire.MANAGER_WATCH:
-        # Triton answers a decoupled model over HTTP by this path alone.
-        return Question(f"/v2/models/{model}/generate_stream", json.dumps(inputs).encode())
     # The model has no batch dimension.
     tensors = [{"name": name, "shape": [1], "datatype": "BYTES", "data": [text]} for name, text in inputs.items()]
-    return Question(_infer_path(model), _body(tensors, wire.RESPONSE))
+    return Question(_infer_path(wire.MANAGER), _body(tensors, wire.RESPONSE))
 
 
 def ask(http_url: str, question: Question, headers: Mapping[str, str], timeout_s: float) -> Outcome:

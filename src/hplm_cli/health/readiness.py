@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hplm.adapters.bank import TenantBank
-from hplm.core.roles import CALLING, MANAGING, Role, ServedBase, dispatch_name, models_of, names, served_bases
+from hplm.core.roles import CALLING, MANAGER, Role, ServedBase, dispatch_name, models_of, served_bases
 from hplm.errors import ArtifactError, ConfigError, RegistryError, UnknownTenantError
 from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
@@ -214,14 +214,14 @@ class Readiness:
         questions: dict[str, AskUntil] = {
             role.name: partial(self._ask_about_tenants, role, base) for base in served for role in base.roles
         }
-        questions |= {name: partial(self._ask_manager, name) for name in names(MANAGING)}
+        questions[MANAGER.name] = self._ask_manager
         if served:
             questions |= {name: partial(self._ask_about_tenants, Role(name), served[0]) for name in CALLING}
         there = models_of(self._repository)
         return {name: question for name, question in questions.items() if name in there and name in loaded}
 
-    def _ask_manager(self, name: str, until_s: float) -> Outcome:
-        return self._send(question_of_manager(name, self._access.manage_proof()), {}, until_s)
+    def _ask_manager(self, until_s: float) -> Outcome:
+        return self._send(question_of_manager(self._access.manage_proof()), {}, until_s)
 
     def _ask_about_tenants(self, role: Role, served: ServedBase, until_s: float) -> Outcome:
         """Ask a model about tenants of a base until a tenant has an answer."""

@@ -105,7 +105,7 @@ def as_bytes(values: Sequence[str]) -> npt.NDArray[Any]:
 
 def inputs_of(model: str, tenant: str) -> Inputs:
     """Inputs that a model answers if its server needs no keys."""
-    if model in (wire.MANAGER, wire.MANAGER_WATCH):
+    if model == wire.MANAGER:
         return {wire.REQUEST: np.array([b'{"action": "tenant.list"}'], dtype=np.object_)}
     if model.endswith("_upper"):
         features: npt.NDArray[Any] = np.zeros((1, 3, 32), np.float16)

@@ -120,7 +120,6 @@ def test_the_tests_call_each_model_that_is_loaded(place: Place) -> None:
         *(model for model, _ in FIRST_MODELS),
         *INNER_MODELS.values(),
         wire.MANAGER,
-        wire.MANAGER_WATCH,
     }
     assert called == set(models_of(place.models))
 
@@ -165,28 +164,22 @@ def test_an_inner_model_refuses_a_client_with_and_without_a_key(
 
 
 MANAGE_REFUSED = "the key is missing, or is not valid for this action"
-# Manage requests by protocol. `manager_watch` answers over gRPC streams alone.
-MANAGE_CALLS = {
-    "http": (wire.MANAGER, b'{"action": "tenant.list"}'),
-    "grpc": (wire.MANAGER, b'{"action": "tenant.list"}'),
-    "stream": (wire.MANAGER_WATCH, b'{"action": "job.watch", "job": "1"}'),
-}
+MANAGE_PROTOCOLS = ("http", "grpc", "stream")
 
 
 def manage(place: Place, protocol: str, key: str | None, *, in_header: bool) -> Inputs | HplmError:
     """Send a manage request, with a key in the header or in the tensor."""
-    model, raw = MANAGE_CALLS[protocol]
-    inputs: Inputs = {wire.REQUEST: np.array([raw], dtype=np.object_)}
+    inputs: Inputs = {wire.REQUEST: np.array([b'{"action": "tenant.list"}'], dtype=np.object_)}
     if key is not None and not in_header:
         inputs = with_key(inputs, key)
     headers = {"authorization": f"Bearer {key}"} if key is not None and in_header else {}
     if protocol == "stream":
-        return ask_stream(place, model, inputs, headers)
-    return ask(place, protocol, model, inputs, headers)
+        return ask_stream(place, wire.MANAGER, inputs, headers)
+    return ask(place, protocol, wire.MANAGER, inputs, headers)
 
 
 @pytest.mark.parametrize("in_header", [True, False], ids=["header", "tensor"])
-@pytest.mark.parametrize("protocol", MANAGE_CALLS)
+@pytest.mark.parametrize("protocol", MANAGE_PROTOCOLS)
 def test_the_manager_answers_an_operators_key_and_refuses_every_other_request(
     place: Place, keys: dict[str, str], wrong_keys: dict[str, dict[str, str]], protocol: str, in_header: bool
 ) -> None:

@@ -29,7 +29,7 @@ from tests.triton.failures.serve_process import START_S, Service
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
-MODELS = {"hbert", "hbert_plot", "hbert_upper", "hbert_dispatch", "manager", "manager_watch", "hplm", "cascade"}
+MODELS = {"hbert", "hbert_plot", "hbert_upper", "hbert_dispatch", "manager", "hplm", "cascade"}
 # The tenant that questions are about: the first by name.
 TENANT = min(tiny.TASKS)
 # The server with keys also has TLS over gRPC.
@@ -124,7 +124,7 @@ def test_every_model_is_ready_and_questions_count_for_no_tenant(
             assert (status, set(answer["models"])) == (200, MODELS), answer
             assert {name: model["answer"] for name, model in answer["models"].items()} == {
                 **dict.fromkeys(MODELS, "ok"),
-                **dict.fromkeys(("manager", "manager_watch"), "UNKNOWN_JOB"),
+                "manager": "UNKNOWN_JOB",
             }
         after = counts(manage)
     if has_keys:

@@ -49,7 +49,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(900)]
 # At such a rate a text differs between a domain and the root by more than the tolerance of its answers.
 QUICK_DOMAIN = {"tokens": 400, "warmup_tokens": 400, "learning_rate": 2e-3, "top_percent": 20.0}
 WORKER = "worker"
-OTHERS = ("hbert_plot", "hbert_upper", "manager", "manager_watch", "triton", "serve")
+OTHERS = ("hbert_plot", "hbert_upper", "manager", "triton", "serve")
 STEADY = ("alpha", "beta", "gamma")
 # A tenant over the root, and one over a domain that comes and goes with it.
 LANES, DOMAIN, ROOT = ("lane-0", "lane-1"), "field", f"plots/{tiny.PLOT}"

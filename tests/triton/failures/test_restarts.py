@@ -26,7 +26,7 @@ from tests.waiting import until
 from tests.watching import runs
 
 pytestmark = [pytest.mark.triton, pytest.mark.stress, pytest.mark.timeout(600)]
-MODELS = {"hbert", "hbert_plot", "hbert_upper", "hbert_dispatch", "manager", "manager_watch", "hplm", "cascade"}
+MODELS = {"hbert", "hbert_plot", "hbert_upper", "hbert_dispatch", "manager", "hplm", "cascade"}
 TEXTS = tiny.sentences(64, seed=5, words=(15, 25))
 # Requests that were sent so long before a signal have arrived at Triton, also on a busy machine.
 ARRIVED_S = 0.5
@@ -77,14 +77,14 @@ def test_every_model_answers_a_question_and_no_tenant_is_named(service: Service)
     assert {name for name, model in answer["models"].items() if model["ready"]} == MODELS
     assert {name: model["answer"] for name, model in answer["models"].items()} == {
         **dict.fromkeys(MODELS, "ok"),
-        **dict.fromkeys(("manager", "manager_watch"), "UNKNOWN_JOB"),
+        "manager": "UNKNOWN_JOB",
     }
     assert not [name for name in tiny.TASKS if name in str(answer)]
     assert service.health("live") == (200, {"live": True})
     assert service.health("nothing")[0] == 404
 
 
-@pytest.mark.parametrize("model", ["hbert_upper", "hbert_plot", "manager_watch", "hplm"])
+@pytest.mark.parametrize("model", ["hbert_upper", "hbert_plot", "manager", "hplm"])
 def test_readiness_is_false_while_a_stub_is_dead_and_true_again_after(service: Service, model: str) -> None:
     stub, triton = service.pid(model), service.pid("triton")
     assert stub is not None

@@ -28,7 +28,7 @@ from hplm_loadtest.scenarios.infer_messages import METHOD
 
 from hplm import errors
 from hplm.adapters import tenant as tenants
-from hplm.core.roles import MANAGING, base_roles, names
+from hplm.core.roles import MANAGER, base_roles, names
 from hplm.engine import reference
 from hplm.housekeeping import garbage_collection
 from hplm.models import base as bases
@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     # Over random windows each update learns something, so each publishes a version.
     shape = tiny.config(form="windows")
     models = tiny.make_repository(folder, num_slots=3, shape=shape, manager_settings={"keep_versions": 3})
-    roles = names((*base_roles(), *MANAGING))
+    roles = names((*base_roles(), MANAGER))
     with TritonServer(models, free_ports(), models=roles, log=folder / "triton.log") as server:
         server.wait_ready()
         yield Place(server, Store(folder / "store"), folder / "rows.csv")

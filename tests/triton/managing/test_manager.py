@@ -23,7 +23,7 @@ from hplm_loadtest.scenarios.server_metrics import metric_value
 from tritonclient.utils import InferenceServerException
 
 from hplm import errors
-from hplm.core.roles import MANAGING, names
+from hplm.core.roles import MANAGER
 from hplm.errors import HplmError
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
@@ -256,26 +256,9 @@ def test_fifty_clients_watch_a_job_and_all_hear_its_end(place: Place, registry: 
             ]
 
 
-def test_clients_that_go_away_are_noticed(place: Place) -> None:
+def test_the_metrics_count_jobs_by_state(place: Place) -> None:
     with ManageClient(place.url("grpc")) as manage:
         job = make(manage, place, "left")
-
-        def five_were_waiting() -> bool:
-            """Whether the page said so before the server ended a watch, each after two seconds. They have gone by then."""
-            watches = [manage.watch(job) for _ in range(5)]
-            try:
-                for watch in watches:
-                    next(watch)
-                until(lambda: metric_value(place.server, "hplm_watch_waiting") == 5, 1.5)
-            except AssertionError:
-                return False
-            finally:
-                for watch in watches:
-                    watch.close()
-            return True
-
-        until(five_were_waiting)
-        until(lambda: metric_value(place.server, "hplm_watch_waiting") == 0)
         before = metric_value(place.server, 'hplm_jobs{state="cancelled"}')
         until(lambda: metric_value(place.server, 'hplm_jobs{state="queued"}') > 0)
         manage.cancel_job(job)
@@ -383,30 +366,14 @@ def test_a_bad_request_gets_its_code_and_no_traceback(raw: Raw, sent: bytes, err
         lambda raw: infer(raw, as_bytes(b"{}")[None]),
         lambda raw: infer(raw, as_bytes()),
         lambda raw: infer(raw, as_bytes(b"{}"), name="QUESTION"),
-        lambda raw: infer(raw, as_bytes(request("job.watch", job="j1")), model="manager_watch"),
     ],
-    ids=["wrong-dtype", "two-requests", "two-dimensions", "none", "wrong-name", "watch-without-a-stream"],
+    ids=["wrong-dtype", "two-requests", "two-dimensions", "none", "wrong-name"],
 )
 def test_a_wrong_call_is_refused_and_the_server_goes_on(raw: Raw, call: Callable[[Raw], Any]) -> None:
     with pytest.raises(InferenceServerException) as caught:
         call(raw)
     assert "Traceback" not in str(caught.value.message())
     assert infer(raw, as_bytes(request("domain.list")))["ok"]
-
-
-@pytest.mark.parametrize(
-    ("sent", "error"),
-    [
-        (b"{", errors.BadManageRequestError),
-        (request("job.show", job="j1"), errors.BadManageRequestError),
-        (request("job.watch", job="j1"), errors.UnknownJobError),
-        (b"x" * (10 << 20), errors.BadManageRequestError),
-    ],
-    ids=["garbage", "another-action", "unknown-job", "10-MB"],
-)
-def test_a_bad_watch_gets_its_code(place: Place, sent: bytes, error: type[HplmError]) -> None:
-    with ManageClient(place.url("grpc")) as client, pytest.raises(error):
-        list(client._transport.events(sent))
 
 
 def test_an_error_has_its_http_status(place: Place) -> None:
@@ -444,15 +411,14 @@ def test_bad_requests_among_good_ones_leave_the_good_ones_unharmed(place: Place)
         assert set(bads) == {errors.UnknownTenantError}
 
 
-def test_the_managers_processes_hold_no_torch(place: Place) -> None:
+def test_the_managers_process_holds_no_torch(place: Place) -> None:
     session = str(place.server.process.pid)
     listed = subprocess.run(
         ["ps", "-ww", "-o", "pid=,args=", "--sid", session], capture_output=True, text=True, check=True
     )
     stubs = [line.split()[0] for line in listed.stdout.splitlines() if line.endswith("backends/manager")]
-    assert len(stubs) == 2
-    for pid in stubs:
-        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+    assert len(stubs) == 1
+    assert "libtorch" not in Path(f"/proc/{stubs[0]}/maps").read_text()
 
 
 @pytest.fixture
@@ -462,37 +428,11 @@ def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_hurry")
-def test_open_watches_do_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
-    models = tiny.make_repository(tmp_path, manager_settings={})
-    store = Store(tmp_path / "store")
-    with closing(Registry.open(store)) as registry:
-        job = registry.submit_job("tenant.create", "tenant:x", {}, time.time()).id
-    server = TritonServer(models, free_ports(), models=names(MANAGING), log=tmp_path / "triton.log")
-    server.wait_ready()
-    watching = threading.Barrier(4, timeout=100)
-
-    def watch(_: int) -> HplmError:
-        with ManageClient(server.ports.grpc_url) as client:
-            events = client.watch(job, patience_s=0.1)
-            next(events)
-            watching.wait()
-            with pytest.raises(HplmError) as caught:
-                next(events)
-            return caught.value
-
-    with ThreadPoolExecutor(3) as pool:
-        ends = [pool.submit(watch, number) for number in range(3)]
-        watching.wait()
-        assert server.stop(timeout_s=60) == 0
-        assert {type(end.result(60)) for end in ends} == {errors.UnreachableError}
-
-
-@pytest.mark.usefixtures("no_hurry")
 def test_a_dry_run_under_way_does_not_keep_the_server_from_stopping(tmp_path: Path) -> None:
     models = tiny.make_repository(tmp_path, manager_settings={})
     rows = write_rows(tmp_path / "rows.csv")
     store = Store(tmp_path / "store")
-    server = TritonServer(models, free_ports(), models=names(MANAGING), log=tmp_path / "triton.log")
+    server = TritonServer(models, free_ports(), models=(MANAGER.name,), log=tmp_path / "triton.log")
     server.wait_ready()
 
     def plan() -> dict[str, Any]:

@@ -110,7 +110,7 @@ class AttackPlan:
         self._target, self._seed = target, seed
         self._bases = sorted({caller.model for caller in target.callers})
         models = list(target.inputs)
-        managing = [name for name in (wire.MANAGER, wire.MANAGER_WATCH) if name in target.inputs]
+        managing = [name for name in (wire.MANAGER,) if name in target.inputs]
         first = [name for name in (*self._bases, wire.ROUTER, wire.CASCADE) if name in target.inputs]
         # The models that clients call get most of the requests.
         self._models = [*first * 6, *managing[:1] * 14, *models]

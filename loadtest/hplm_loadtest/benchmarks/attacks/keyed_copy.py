@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hplm.core.roles import MANAGING, Role, cascade_role, level_model, route_role, served_bases, settings_path
+from hplm.core.roles import MANAGER, Role, cascade_role, level_model, route_role, served_bases, settings_path
 from hplm.core.settings import ManagerSettings, load_settings
 from hplm.errors import ConfigError
 from hplm.store.layout import Store
@@ -64,7 +64,7 @@ def copy_with_store(models: Path, folder: Path) -> tuple[Path, Store]:
 
 
 def _write_all(copy: Path, manager: ManagerSettings, route: dict[str, Any], cascade: dict[str, Any]) -> None:
-    further: list[tuple[Role, dict[str, Any]]] = [(role, asdict(manager)) for role in MANAGING]
+    further: list[tuple[Role, dict[str, Any]]] = [(MANAGER, asdict(manager))]
     for role, settings in (*further, (route_role(), route), (cascade_role(), cascade)):
         write_model(copy, role, settings)
         if role.settings is not None:

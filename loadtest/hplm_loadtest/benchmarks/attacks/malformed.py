@@ -190,7 +190,7 @@ def _ask_every_model(target: Target, run: AttackRun) -> None:
     rng = random.Random(1)
     channel = GrpcConnection(target.ports.host, target.ports.grpc)
     for model, inputs in target.inputs.items():
-        if model.endswith("_upper") or model == wire.MANAGER_WATCH:
+        if model.endswith("_upper"):
             # Clients cannot call an encode stage, and watch a job over streams alone; the base's model asks the stage.
             continue
         caller = target.callers_of(model)[0]

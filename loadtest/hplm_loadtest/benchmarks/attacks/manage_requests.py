@@ -8,7 +8,6 @@ import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hplm.manage.request_parts import Source
-from hplm.manage.rights import WATCH
 from hplm.manage.service import ManageService
 
 # Values by the name of a text field; other texts are ids that exist nowhere.
@@ -33,7 +32,7 @@ _NUMBERS: dict[str, tuple[float, ...]] = {
     "most": (1, 3),
     "least": (1, 2),
 }
-ACTIONS = (*ManageService.REQUESTS, WATCH)
+ACTIONS = tuple(ManageService.REQUESTS)
 
 
 def manage_request(rng: random.Random, victims: list[str], bases: list[str]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def _words(attempt: Attempt) -> bytes:
 def attempt_of(target: Target, number: int, seed: int) -> Attempt:
     """Return attempt `number`, the same each time."""
     rng = random.Random(f"{seed}-{number}")
-    models = [name for name in target.inputs if not name.endswith("_upper") and name != wire.MANAGER_WATCH]
+    models = [name for name in target.inputs if not name.endswith("_upper")]
     model = rng.choice(models)
     protocol: Literal["HTTP", "gRPC"] = rng.choice(("HTTP", "gRPC"))
     caller = rng.choice(target.callers_of(model))

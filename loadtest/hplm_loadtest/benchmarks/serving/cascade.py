@@ -17,7 +17,7 @@ from hplm_client import Client
 from rich.progress import Progress
 
 from hplm.core import wire
-from hplm.core.roles import MANAGING, models_of, names, served_bases
+from hplm.core.roles import MANAGER, models_of, served_bases
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.charts import bar_chart, check_picture
@@ -75,7 +75,7 @@ def cascade(models: Path, requests_file: Path, load: CascadeLoad, picture: Path 
         raise ConfigError(
             f"{models} has no cascade over two bases or more: `hplm build export` of a second base adds the model"
         )
-    served = [name for name in models_of(models) if name not in names(MANAGING)]
+    served = [name for name in models_of(models) if name != MANAGER.name]
     log = models.parent / "triton-bench.log"
     with TritonServer(models, free_ports(), models=served, log=log, tied=True) as server, progress_bars() as progress:
         server.wait_ready()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from hplm.core.roles import MANAGING, models_of, names, served_base
+from hplm.core.roles import MANAGER, models_of, served_base
 from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import Goal, Report
 from hplm.reporting.progress import progress_bars
@@ -54,7 +54,7 @@ def mixed(models: Path, rates: Mapping[str, float], text_kind: str, rounds: int,
         )
         for base, rate in rates.items()
     }
-    served = [name for name in models_of(models) if name not in names(MANAGING)]
+    served = [name for name in models_of(models) if name != MANAGER.name]
     log = models.parent / "triton-bench.log"
     with TritonServer(models, free_ports(), models=served, log=log, tied=True) as server, progress_bars() as progress:
         server.wait_ready()

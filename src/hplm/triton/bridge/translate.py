@@ -89,11 +89,6 @@ def single(request: Any, name: str) -> bytes:
     return bytes(tensor(inputs(request), name)[0])
 
 
-def is_decoupled(args: dict[str, str]) -> bool:
-    """Return whether a request to the model may have several answers."""
-    return bool(pb_utils.using_decoupled_model_transaction_policy(json.loads(args["model_config"])))
-
-
 def optional(inputs: Inputs, name: str) -> npt.NDArray[Any] | None:
     """Return a tensor as `tensor` does, None if the client did not send it."""
     return tensor(inputs, name) if name in inputs else None

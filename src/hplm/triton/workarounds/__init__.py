@@ -19,8 +19,7 @@ workaround changes nothing on a Triton that has the fix.
     deep_json             overflows its stack on nested JSON or chopped bodies      26.05        by version
     empty_outputs         numpy 2 makes every output tensor empty                   24.11        by version
 
-Four workarounds are where they act. `hplm.triton.launcher.restricted_apis` hides a secret that Triton takes as an argument. The
-other three are in rooms that do not import this one: `hplm.serving.triton_queue_time` (Triton
-does not report queue time), `hplm.serving.watch_stage` (an open gRPC stream keeps Triton from stopping, so a watch is
-closed after 2 s), and `hplm_client.transport.connection` (a cancelled gRPC request may crash Triton before 24.12).
+Three workarounds are where they act. `hplm.triton.launcher.restricted_apis` hides a secret that Triton takes as an argument.
+The other two are in rooms that do not import this one: `hplm.serving.triton_queue_time` (Triton does not report queue time),
+and `hplm_client.transport.connection` (a cancelled gRPC request may crash Triton before 24.12).
 """

@@ -17,7 +17,7 @@ from hplm_builder.fleet.demo import PLOT as PLOT_NAME
 
 from hplm.core.roles import (
     CALLING,
-    MANAGING,
+    MANAGER,
     base_roles,
     cascade_role,
     load_serving_settings,
@@ -148,7 +148,7 @@ def test_kept_settings_are_the_earlier_models_except_given_options(
     assert "count: 1 kind" in pbtxt.read_text()
     exported("--keep-settings", "--no-manager", "--miss", "compute")
     exported("--keep-settings", "--miss", "backoff")
-    assert not any((models / role).exists() for role in names(MANAGING))
+    assert not (models / MANAGER.name).exists()
     exported("--keep-settings", "--manager")
     manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert (manager.miss, manager.base) == ("backoff", "mine")
@@ -178,7 +178,7 @@ def test_kept_settings_outlast_a_change_between_two_stages_and_a_fused_model(
     exported("--keep-settings", "--fused")
     for options in ((), ("--dtype", "float32")):
         exported("--keep-settings", *options)
-        assert {path.name for path in models.iterdir()} == {"hbert", *names(MANAGING)}
+        assert {path.name for path in models.iterdir()} == {"hbert", MANAGER.name}
         fused = load_settings(FusedSettings, models / "hbert" / "1" / "settings.json")
         assert (fused.miss, fused.table, fused.most_domains, fused.num_slots) == ("backoff", PLOT_NAME, 7, 16)
         assert (fused.base, fused.num_threads) == ("mine", 0)
@@ -186,14 +186,14 @@ def test_kept_settings_outlast_a_change_between_two_stages_and_a_fused_model(
         assert "count: 2 kind" in (models / "hbert" / "config.pbtxt").read_text()
     assert "--look-up-instances" in hplm(*command, "--fused", "--look-up-instances", "2").stderr
     exported("--keep-settings", "--no-fused")
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), MANAGER.name}
     plot, upper, _ = load_serving_settings(models)
     assert (plot.miss, plot.most_domains, upper.num_slots, upper.dtype) == ("backoff", 7, 16, "float32")
     assert "count: 2 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
     exported("--fused")
     exported()
     assert load_serving_settings(models).encode.num_slots == EncodeSettings.num_slots
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), MANAGER.name}
 
 
 @pytest.mark.parametrize(
@@ -234,17 +234,16 @@ def test_slots_are_narrowed_only_by_an_explicit_option(
     assert hplm(*command).returncode == 0
 
 
-def test_a_managed_repository_has_both_manager_models_with_their_settings(tmp_path: Path) -> None:
+def test_a_managed_repository_has_a_manager_with_its_settings(tmp_path: Path) -> None:
     manager = ManagerSettings(store="", base="b", domain="t", keep_versions=7)
     export(store_at(tmp_path / "store"), tmp_path / "models", PLOT, replace(UPPER, reduction_factor=8), manager)
-    for role in names(MANAGING):
-        assert f'name: "{role}"' in (tmp_path / "models" / role / "config.pbtxt").read_text()
-        folder = tmp_path / "models" / role / "1"
-        settings = load_settings(ManagerSettings, folder / "settings.json")
-        assert settings.keep_versions == 7
-        assert settings.miss == PLOT.miss
-        assert settings.reduction_factor == 8
-        assert (folder / settings.store).resolve() == tmp_path / "store"
+    assert 'name: "manager"' in (tmp_path / "models" / "manager" / "config.pbtxt").read_text()
+    folder = tmp_path / "models" / "manager" / "1"
+    settings = load_settings(ManagerSettings, folder / "settings.json")
+    assert settings.keep_versions == 7
+    assert settings.miss == PLOT.miss
+    assert settings.reduction_factor == 8
+    assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
 def test_a_repository_exported_again_without_a_manager_has_none(tmp_path: Path) -> None:
@@ -370,7 +369,6 @@ def test_a_further_base_leaves_the_others_and_the_managers_limits_as_they_are(tm
     manager = load_settings(ManagerSettings, path)
     assert (manager.base, manager.domain, manager.keep_versions) == ("small", "general", 7)
     assert manager.managed["big"] == ManagedBase("wide", "backoff", EncodeSettings.reduction_factor)
-    assert load_settings(ManagerSettings, models / "manager_watch" / "1" / "settings.json") == manager
 
 
 def test_a_base_that_is_deleted_leaves_the_others_and_the_manager_forgets_it(tmp_path: Path) -> None:
@@ -378,7 +376,7 @@ def test_a_base_that_is_deleted_leaves_the_others_and_the_manager_forgets_it(tmp
     before = files_of(models, "hbert")
     delete_base(models, "mpnet")
     # Clients may call the models that call bases, so they stay.
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING), *CALLING}
+    assert {path.name for path in models.iterdir()} == {*names(base_roles()), MANAGER.name, *CALLING}
     assert files_of(models, "hbert") == before
     manager = load_settings(ManagerSettings, models / "manager" / "1" / "settings.json")
     assert list(manager.managed) == ["small"]

@@ -126,7 +126,7 @@ def test_each_encode_stage_has_a_model_with_its_layers_cores_and_gpus(tmp_path: 
     assert [stage.layers for stage in stages] == [range(2), range(2, 4), range(4, 6)]
     assert [stage.cores for stage in stages] == [(0,), (1,), (2, 3)]
     assert load_settings(LookupSettings, models / "hbert_plot" / "1" / "settings.json").encode_stages == 3
-    there = {path.name for path in models.iterdir()} - {"manager", "manager_watch"}
+    there = {path.name for path in models.iterdir()} - {"manager"}
     assert there == set(names(staged_roles("hbert", 3)))
     groups = [config_of(models, f"hbert_upper_{number}").splitlines()[-1] for number in (1, 2, 3)]
     assert groups == [

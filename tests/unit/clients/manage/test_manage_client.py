@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -29,23 +28,11 @@ from hplm.manage.service import ManageService
 from hplm.registry import schema
 from hplm.registry.registry import Registry
 from hplm.registry.uploads import expire_uploads
-from hplm.serving import request as requests
-from hplm.serving.manage_stage import AdmittedCall, Handle, ManageCall, answered
-from hplm.serving.watch_stage import WatchStage
+from hplm.serving.manage_stage import AdmittedCall, Handle, answered
 from hplm.store.layout import Store
 
 LEASE_S = 30.0
 ROWS = "text,label\n" + "".join(f"text {i},{'yes' if i % 2 else 'no'}\n" for i in range(40))
-
-
-class WatchClient(requests.Client[bytes]):
-    """A client that keeps what it gets."""
-
-    def __init__(self, answers: SimpleQueue[tuple[bytes | HplmError, bool]]) -> None:
-        self._answers = answers
-
-    def reply(self, answer: bytes | HplmError, *, is_last: bool = True) -> None:
-        self._answers.put((answer, is_last))
 
 
 @dataclass
@@ -53,8 +40,6 @@ class InProcess:
     """A transport to a service in this process. Errors travel as text, as over Triton. `faults` are raised first."""
 
     handle: Handle
-    watching: WatchStage
-    streams: bool
     faults: list[HplmError] = field(default_factory=list)
     asked: list[bytes] = field(default_factory=list)
 
@@ -63,14 +48,6 @@ class InProcess:
             raise self.faults.pop(0)
         self.asked.append(request)
         return self._arrived(answered(self.handle, AdmittedCall(request, ANYONE)))
-
-    def events(self, request: bytes) -> Iterator[bytes]:
-        answers: SimpleQueue[tuple[bytes | HplmError, bool]] = SimpleQueue()
-        self.watching.submit(requests.Request(ManageCall(request), client=WatchClient(answers)))
-        is_last = False
-        while not is_last:
-            answer, is_last = answers.get(timeout=60)
-            yield self._arrived(answer)
 
     def close(self) -> None:
         pass
@@ -100,14 +77,11 @@ def registry(store: Store) -> Iterator[Registry]:
         yield opened
 
 
-@pytest.fixture(params=[True, False], ids=["streams", "polls"])
-def transport(request: pytest.FixtureRequest, store: Store) -> Iterator[InProcess]:
+@pytest.fixture
+def transport(store: Store) -> Iterator[InProcess]:
     settings = ManagerSettings("", "tiny", "general", upload_chunk_bytes=100)
     with closing(ManageService(store, lambda: settings)) as service:
-        watching = WatchStage(service)
-        watching.start()
-        yield InProcess(service.handle, watching, request.param)
-        watching.stop()
+        yield InProcess(service.handle)
 
 
 @pytest.fixture
@@ -447,13 +421,11 @@ def test_watching_continues_after_the_server_was_away(
     watch = manage.watch(job)
     assert next(watch).state == "queued"
     transport.faults = [UnreachableError("away")] * 2
-    transport.watching.stop()  # the watch ends with an error
     registry.cancel_job(job, time.time())
     assert next(watch).state == "cancelled"
 
 
 def test_a_server_that_stays_away_is_an_error_after_patience_s(manage: ManageClient, transport: InProcess) -> None:
-    transport.streams = False
     transport.faults = [UnreachableError("away")] * 100
     with pytest.raises(UnreachableError):
         next(manage.watch("j1", patience_s=0.5))

@@ -11,7 +11,7 @@ import pytest
 
 from hplm.core.roles import (
     CALLING,
-    MANAGING,
+    MANAGER,
     Role,
     base_roles,
     cascade_role,
@@ -38,7 +38,7 @@ ROLES = [
     *PARTS,
     of_whole_base(PARTS[0]),
     fused_role(),
-    *MANAGING,
+    MANAGER,
     route_role(),
     cascade_role(),
 ]
@@ -148,8 +148,7 @@ def write_base(
 def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings(tmp_path: Path) -> None:
     for name, base, fused in (("mpnet", "big", False), ("hbert", "small", False), ("late", "third", True)):
         write_base(tmp_path, name, base, fused=fused)
-    for role in MANAGING:
-        write_model(tmp_path, role, {"store": "s", "base": "small", "domain": "general", "registry": ""})
+    write_model(tmp_path, MANAGER, {"store": "s", "base": "small", "domain": "general", "registry": ""})
     found = served_bases(tmp_path)
     assert [(base.name, base.base, base.form) for base in found] == [
         ("hbert", "small", "two-stage"),
@@ -160,7 +159,7 @@ def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings
     assert found[1].store_root == (tmp_path / "late" / "1" / "../../../store").resolve()
     hbert, mpnet = names(base_roles("hbert")), names(base_roles("mpnet"))
     bases = (*hbert, "late", *mpnet)
-    assert models_of(tmp_path) == (*bases, "manager", "manager_watch")
+    assert models_of(tmp_path) == (*bases, "manager")
     assert served_base(tmp_path) == found[0]
     assert served_base(tmp_path, "mpnet") == found[2]
     with pytest.raises(ConfigError, match="no model 'nobody' of a base; its models of bases are: hbert, late, mpnet"):

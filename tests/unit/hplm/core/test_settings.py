@@ -159,7 +159,7 @@ def documented_settings() -> list[tuple[type, dict[str, tuple[str, str]]]]:
     of_kind = {
         LookupSettings: both + parts["`hbert_plot`"],
         EncodeSettings: both + parts["`hbert_upper`"],
-        ManagerSettings: every + parts["`manager` and `manager_watch`"],
+        ManagerSettings: every + parts["`manager`"],
         RouteSettings: every + parts["`hplm`"],
     }
     row = re.compile(r"^\| `(\w+)` \| (.+?) \| (.+?) \| .+ \|$", flags=re.MULTILINE)

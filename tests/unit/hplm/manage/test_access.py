@@ -31,7 +31,7 @@ from hplm.errors import (
 from hplm.manage import audit_log, students
 from hplm.manage.access import LOCAL, Caller
 from hplm.manage.audit_log import AuditLog
-from hplm.manage.rights import RIGHTS, WATCH
+from hplm.manage.rights import RIGHTS
 from hplm.manage.service import ManageService
 from hplm.registry.access.audit import AuditEntry
 from hplm.registry.records import Job
@@ -98,7 +98,7 @@ def log_of(registry: Registry, service: ManageService) -> list[tuple[str | None,
 
 
 def test_every_action_has_a_right_and_every_right_an_action() -> None:
-    assert RIGHTS.keys() == ManageService.ACTIONS.keys() | {WATCH}
+    assert RIGHTS.keys() == ManageService.ACTIONS.keys()
 
 
 def test_without_a_ring_no_request_needs_a_key(store: Store, registry: Registry) -> None:
