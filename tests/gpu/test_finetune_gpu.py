@@ -7,15 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.tenants.bodies import ConvertedModel, HeadModel, UpperModel, adapter_body
+from hplm_builder.tenants.bodies import HeadModel, UpperModel, adapter_body
 from hplm_builder.tenants.finetune import TrainSettings, fine_tune
 from hplm_builder.tenants.prepared import prepare_all
-from hplm_builder.tenants.tenant_build import token_ids
 from hplm_builder.tenants.trained_layers import plot_features
 from torch import nn
 
 from hplm.core.settings import REDUCTION_FACTOR
-from hplm.engine.lower_layers import load_lower
 from hplm.engine.open_domain import open_lookup
 from hplm.models.base import Base
 from hplm.store.layout import Store
@@ -30,7 +28,6 @@ BODIES: dict[str, Callable[[Base, torch.device], Callable[[], nn.Module]]] = {
     "adapters": lambda base, device: adapter_body(base.load_upper(), REDUCTION_FACTOR, device=device),
     "upper": lambda base, device: lambda: UpperModel(base.load_upper()),
     "head": lambda base, device: HeadModel,
-    "both": lambda base, device: lambda: ConvertedModel(load_lower(base), base.load_upper(), ("lower", "higher")),
 }
 
 
@@ -41,7 +38,7 @@ BODIES: dict[str, Callable[[Base, torch.device], Callable[[], nn.Module]]] = {
 def test_a_task_is_learnt_on_the_gpu_as_on_the_cpu(
     tiny_base: Base, tiny_store: Store, name: str, data: LabelledData, score: str
 ) -> None:
-    features = token_ids if name == "both" else plot_features(open_lookup(tiny_store, tiny_base, tiny.PLOT))
+    features = plot_features(open_lookup(tiny_store, tiny_base, tiny.PLOT))
     parts = prepare_all(data, tiny_base.load_text_encoder(), features)
     settings = TrainSettings(epochs=20, learning_rates=(1e-2,), batch_examples=64, dropout=0.0, patience=20)
     hidden = tiny_base.config.hidden_size

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 from hplm.adapters.packed import Adapter, Place
 from hplm.models.device import CPU, choose_dtype, in_dtype
 from hplm.models.layers import OriginalEncoder, UpperLayers
-from hplm.models.lower import LowerEncoder, merged_texts
 
-Half = Literal["lower", "higher"]
 # The place of new tenants' adapters in a layer: docs/decisions.md has what it gives over HMI's place.
 ADAPTER_AT: Place = "input"
 
@@ -79,20 +76,6 @@ class UpperModel(nn.Module):
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
         hidden: Tensor = self.upper(features, lengths)
-        return hidden
-
-
-class ConvertedModel(nn.Module):
-    """Both halves of a base over token ids. `halves` are trainable; word embeddings never are."""
-
-    def __init__(self, lower: LowerEncoder, upper: UpperLayers, halves: Collection[Half]) -> None:
-        super().__init__()
-        self.lower = lower.requires_grad_("lower" in halves)
-        self.upper = upper.requires_grad_("higher" in halves)
-        self.lower.word_embeddings.requires_grad_(False)
-
-    def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        hidden: Tensor = self.upper(merged_texts(self.lower, features.cpu().numpy(), lengths), lengths)
         return hidden
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
@@ -64,34 +64,10 @@ def _average(study: Study, best: BestRuns, name: str, column: str) -> Row:
     return {"task": AVERAGE, column: name, **mean_and_spread("test", means), "test_by_seed": by_seed}
 
 
-def measurements_by_task(key: str, study: Study, best: BestRuns) -> dict[str, list[Any]]:
-    """Return, by task, each seed's further measurements under `key`, None for a diverged seed. The study has one variant."""
-    (variant,) = study.variants
-    return {
-        task.name: [
-            None if best_run.run is None else best_run.run.more[key] for best_run in best[task.name, variant.name]
-        ]
-        for task in study.tasks
-    }
-
-
 def complete_seeds(by_task: Mapping[str, Sequence[Model | None]]) -> list[list[Model]]:
     """Return, for each seed that all tasks have, the models of the tasks."""
     by_seed = [[model for model in models if model is not None] for models in zip(*by_task.values(), strict=True)]
     return [models for models in by_seed if len(models) == len(by_task)]
-
-
-def with_average(
-    by_task: Mapping[str, Sequence[Model | None]], mean: Callable[[list[Model]], Model]
-) -> list[tuple[str, list[Model]]]:
-    """Return (task name, models) without diverged seeds, then (AVERAGE, the mean over tasks of each complete seed).
-
-    A task without a model is left out. So is the average of a single task, or if each seed diverged on some task.
-    """
-    named = [(task, [model for model in models if model is not None]) for task, models in by_task.items()]
-    if len(by_task) > 1:
-        named.append((AVERAGE, [mean(models) for models in complete_seeds(by_task)]))
-    return [(name, models) for name, models in named if models]
 
 
 def training_summary(best: BestRuns) -> dict[str, dict[str, dict[str, float]]]:

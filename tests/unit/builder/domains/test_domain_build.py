@@ -23,8 +23,7 @@ from hplm_builder.data.labelled import LabelledFile
 from hplm_builder.domains import domain_build
 from hplm_builder.domains.domain_build import DomainSettings, build_domain, estimate_domain
 from hplm_builder.domains.domain_corpus import prepare_corpus
-from hplm_builder.tables.plot_tables import Counted, build_plot
-from hplm_builder.tables.pruned_tables import VersionTree
+from hplm_builder.tables.plot_tables import build_plot
 from rich.progress import Progress
 from typer.testing import CliRunner
 
@@ -211,12 +210,6 @@ def test_a_table_that_was_lost_is_missing_and_not_taken_for_a_version_without_on
     shutil.rmtree(store.path(lineage[0]) / "branch")
     with pytest.raises(MissingArtifactError):
         open_lineage(store, base, lineage)
-
-
-def test_a_study_of_table_sizes_refuses_a_domain_without_a_table(store: Store, base: Base) -> None:
-    counted = Counted(np.zeros((0, base.config.window), np.int64), np.zeros(0, np.int64))
-    with pytest.raises(ConfigError, match="domain 'd1' was built without a table"):
-        VersionTree(store, base, grow(store, base, 2, without_table=1), counted)
 
 
 def test_a_domain_of_no_percent_has_no_table_and_an_update_may_take_the_table_away_or_add_one(
