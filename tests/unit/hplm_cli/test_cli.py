@@ -46,8 +46,7 @@ COMMANDS = (
     ["loadtest"],
     *(["loadtest", name] for name in ("steady", "ramp", "burst", "replay")),
     ["eval"],
-    *(["eval", name] for name in ("demo", "tables", "methods", "tables-accuracy", "domains", "cuts")),
-    ["eval", "int8"],
+    *(["eval", name] for name in ("methods", "cascade", "students")),
 )
 
 
@@ -69,7 +68,6 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (["eval", "demo", "--tenant", "guess"], "BAD_DATA: no demo tenant 'guess'"),
         (["build", "tenant", "t", "--train", "no.csv", "--dev", "no.csv"], "BAD_DATA: no.csv cannot be read"),
         (["build", "plot", "--text", "no.txt"], "BAD_DATA: 'no.txt' is neither a text file nor one of"),
         (
@@ -97,7 +95,6 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
     ],
     ids=[
         *(
-            "unknown-demo-tenant",
             "missing-file",
             "unknown-source",
             "anothers-name",
