@@ -164,14 +164,6 @@ def server(tiny_models: Path) -> Iterator[TritonServer]:
 
 
 @pytest.fixture(scope="session")
-def fused_server(tiny_models: Path) -> Iterator[TritonServer]:
-    """A real Triton over the store of `tiny_models`, with one fused model."""
-    with TritonServer(tiny.export_fused(tiny_models), free_ports(), log=tiny_models.parent / "fused.log") as running:
-        running.wait_ready()
-        yield running
-
-
-@pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[managed.Place]:
     """A real Triton that is managed."""
     with managed.serving(tmp_path_factory.mktemp("managed")) as made:

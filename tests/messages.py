@@ -71,7 +71,7 @@ def ask_all(server: TritonServer, messages: Sequence[bytes], in_flight: int, cha
 
 
 def looked_up(models: Path, texts: Sequence[str]) -> list[torch.Tensor]:
-    """What is looked up over the root for texts: a fused model hands it out to nobody."""
+    """What is looked up over the root for texts."""
     settings = load_serving_settings(models).look_up
     store, base = tiny.opened(models.parent)
     root = store.table(settings.table, "root").parent

@@ -24,7 +24,6 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.packed import Adapter, PackedAdapter, Place, pack, to_bfloat16
 from hplm.adapters.students import Form, OwnLayers, Students, no_adapter, own_shapes
 from hplm.adapters.tenant import Head, Tenant, TenantCard
-from hplm.core.roles import load_serving_settings
 from hplm.core.settings import REDUCTION_FACTOR, WHOLE, BaseConfig, EncodeSettings, LookupSettings, ManagerSettings
 from hplm.engine.encode import EncodeEngine
 from hplm.engine.lower_layers import LOWER_FORMS, lower_form, make_lower
@@ -318,7 +317,6 @@ def make_repository(
     instances: int = 1,
     look_up_instances: int | None = None,
     other_tasks: bool = False,
-    fused: bool = False,
     route: bool = False,
     stage_layers: tuple[int, ...] = (),
 ) -> Path:
@@ -339,16 +337,8 @@ def make_repository(
     manager = None if manager_settings is None else ManagerSettings("", "tiny", PLOT, **manager_settings)
     models = folder / "models"
     processes = {"instances": instances, "look_up_instances": look_up_instances}
-    export(store, models, plot, upper, manager, **processes, fused=fused, route=route)
+    export(store, models, plot, upper, manager, **processes, route=route)
     return models
-
-
-def export_fused(models: Path, **changed: Any) -> Path:
-    """Export what `models` serve once more beside them, as one fused model, with `changed` settings of the encode stage."""
-    look_up, encode, folder = load_serving_settings(models)
-    target = models.parent / "fused"
-    export(Store((folder / encode.store).resolve()), target, look_up, replace(encode, **changed), fused=True)
-    return target
 
 
 def flip_last_byte(path: Path) -> None:

@@ -57,7 +57,7 @@ def list_bases(
         with closing(Registry.open_read_only(store)) as registry:
             survey = survey_bases(models, store, registry, stubs_over(models))
         bases = [parse_answer(Base, base) for base in survey]
-    print_records(bases, ("model", "base", "kind", "trunk_of", "form", "tenants", "memory"), as_json)
+    print_records(bases, ("model", "base", "kind", "trunk_of", "tenants", "memory"), as_json)
 
 
 @app.command()

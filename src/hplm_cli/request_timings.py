@@ -101,7 +101,7 @@ def time_requests(
 def process_bytes(base: ServedBase) -> tuple[int, int]:
     """Return the bytes of the look-up and the encode processes of servers over a base's models on this machine.
 
-    Shared pages count in part. A fused model has only encode processes. 0 if no server runs here.
+    Shared pages count in part. 0 if no server runs here.
     """
     stubs = stubs_over(base.models)
     by_backend = dict.fromkeys(("plot", *ENCODE_BACKENDS), 0)

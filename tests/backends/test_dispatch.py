@@ -14,16 +14,15 @@ import torch
 from hplm import errors
 from hplm.cascade.dispatch import DETERMINISTIC, DispatchInput
 from hplm.core.roles import load_serving_settings
-from hplm.core.settings import WHOLE, FusedSettings, fused_values
+from hplm.core.settings import WHOLE
 from hplm.engine import reference
 from hplm.engine.ngram_encoder.encoder import NgramEncoder
 from hplm.serving.encode_stage import EncodeAnswer, EncodeInput, EncodeStage
-from hplm.serving.fused_stage import FusedInput, FusedStage
 from hplm.serving.lookup_stage import LookupAnswer, LookupStage
 from hplm.serving.request import Request
 from hplm.tasks.task_loader import task_named
 from tests import tiny
-from tests.batches import compute, find_labels, look_up
+from tests.batches import find_labels, look_up
 
 # Texts from one word to more than is read, of tenants of every task that has a confidence.
 TEXTS = [((text.encode(),), name.encode()) for text in tiny.sentences(6, words=(1, 60)) for name in tiny.TASKS]
@@ -42,44 +41,35 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def stages(models: Path) -> Iterator[tuple[LookupStage, EncodeStage, FusedStage]]:
+def stages(models: Path) -> Iterator[tuple[LookupStage, EncodeStage]]:
     settings = load_serving_settings(models)
-    values = fused_values(vars(settings.look_up), vars(settings.encode))
-    opened = (
-        LookupStage(settings.look_up, settings.folder),
-        EncodeStage(settings.encode, settings.folder),
-        FusedStage(FusedSettings(**values), settings.folder),
-    )
+    opened = LookupStage(settings.look_up, settings.folder), EncodeStage(settings.encode, settings.folder)
     yield opened
     for stage in opened:
         stage.close()
 
 
 def answers_of(
-    stages: tuple[LookupStage, EncodeStage, FusedStage], dispatches: Sequence[DispatchInput | None], form: str
+    stages: tuple[LookupStage, EncodeStage], dispatches: Sequence[DispatchInput | None], asked: Any = None
 ) -> list[Any]:
-    """Return the answers to ASKED by both stages, or by the fused stage."""
-    look_up_stage, encode, fused = stages
-    pairs = list(zip(ASKED, dispatches, strict=True))
-    if form == "fused":
-        return compute(fused, [Request(FusedInput(texts, dispatch), name) for (texts, name), dispatch in pairs])
-    found = [one for one in look_up(look_up_stage, ASKED) if isinstance(one, LookupAnswer)]
+    """Return the answers of both stages to `asked`, by default to ASKED."""
+    asked = asked or ASKED
+    found = [one for one in look_up(stages[0], asked) if isinstance(one, LookupAnswer)]
     inputs = [
         EncodeInput(one.features, one.tokens, one.version_id, dispatch)
-        for one, (_, dispatch) in zip(found, pairs, strict=True)
+        for one, dispatch in zip(found, dispatches, strict=True)
     ]
-    return find_labels(encode, [Request(one, name) for one, (_, name) in zip(inputs, ASKED, strict=True)])
+    return find_labels(stages[1], [Request(one, name) for one, (_, name) in zip(inputs, asked, strict=True)])
 
 
-@pytest.mark.parametrize("form", ["two-stage", "fused"])
 def test_a_level_decides_and_returns_the_importance_of_words_of_texts_that_it_reroutes(
-    stages: tuple[LookupStage, EncodeStage, FusedStage], models: Path, form: str
+    stages: tuple[LookupStage, EncodeStage], models: Path
 ) -> None:
     dispatches = [replace(DISPATCH, wants_importance=number % 3 > 0) for number in range(len(ASKED))]
     store, base = tiny.opened(models.parent)
     upper = base.load_upper()
     seen = set()
-    answers = answers_of(stages, dispatches, form)
+    answers = answers_of(stages, dispatches)
     found = look_up(stages[0], ASKED)
     for (_, name), dispatch, looked_up, answer in zip(ASKED, dispatches, found, answers, strict=True):
         assert isinstance(answer, EncodeAnswer)
@@ -102,30 +92,29 @@ def test_a_level_decides_and_returns_the_importance_of_words_of_texts_that_it_re
     assert len(seen) == 4
 
 
-@pytest.mark.parametrize("form", ["two-stage", "fused"])
-def test_a_decision_changes_no_bit_of_an_answer(stages: tuple[LookupStage, EncodeStage, FusedStage], form: str) -> None:
-    plain = answers_of(stages, [None] * len(ASKED), form)
-    for answer, decided in zip(plain, answers_of(stages, [DISPATCH] * len(ASKED), form), strict=True):
+def test_a_decision_changes_no_bit_of_an_answer(stages: tuple[LookupStage, EncodeStage]) -> None:
+    plain = answers_of(stages, [None] * len(ASKED))
+    for answer, decided in zip(plain, answers_of(stages, [DISPATCH] * len(ASKED)), strict=True):
         assert answer.dispatch is None
         assert decided.spans == answer.spans
         np.testing.assert_array_equal(decided.logits, answer.logits)
 
 
 def test_importances_of_a_pair_have_the_words_of_both_texts_and_no_special_token(
-    stages: tuple[LookupStage, EncodeStage, FusedStage],
+    stages: tuple[LookupStage, EncodeStage],
 ) -> None:
     always = replace(DISPATCH, draw=0.0)
-    for (texts, _), answer in zip(PAIRS, answers_of(stages, [always] * len(ASKED), "fused")[-2:], strict=True):
+    for (texts, _), answer in zip(PAIRS, answers_of(stages, [always] * len(ASKED))[-2:], strict=True):
         both = " ".join(text.decode() for text in texts)
         words = [both[int(first) : int(end)] for first, end, _ in answer.dispatch.importance]
         assert words == both.replace(",", " ,").split()
 
 
 def test_a_regression_has_no_level_and_leaves_its_batch_unharmed(
-    stages: tuple[LookupStage, EncodeStage, FusedStage],
+    stages: tuple[LookupStage, EncodeStage],
 ) -> None:
     asked = [((b"the red cat",), b"grade"), TEXTS[0]]
-    grade, other = compute(stages[2], [Request(FusedInput(texts, DISPATCH), name) for texts, name in asked])
+    grade, other = answers_of(stages, [DISPATCH] * 2, asked)
     assert isinstance(grade, errors.BadInputError)
     assert "answers of a regression have no confidence" in str(grade)
     assert isinstance(other, EncodeAnswer)

@@ -604,20 +604,12 @@ def export_models(
         int | None,
         typer.Option(
             min=1,
-            help="Processes of the upper stage or of the fused model, each with adapter slots of its own.",
+            help="Processes of the upper stage, each with adapter slots of its own.",
             show_default=f"1; {KEPT}",
         ),
     ] = None,
     look_up_instances: Annotated[
         int | None, typer.Option(min=1, help="Processes of the look-up stage.", show_default=f"1; {KEPT}")
-    ] = None,
-    fused: Annotated[
-        bool | None,
-        typer.Option(
-            "--fused/--no-fused",
-            help="Write one model hbert that looks up and encodes in the same process, instead of two stages.",
-            show_default=f"two stages, for a trunk one model; {KEPT}",
-        ),
     ] = None,
     stages: Annotated[
         int | None,
@@ -645,10 +637,6 @@ def export_models(
             show_default=f"all; {KEPT}",
         ),
     ] = None,
-    intra: Annotated[
-        int,
-        typer.Option(min=1, help="Devices that share each layer. Only 1 can be exported; the simulator knows more."),
-    ] = 1,
     name: Annotated[
         str,
         typer.Option(
@@ -675,7 +663,7 @@ def export_models(
     ] = False,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
-    With --fused, hbert alone takes the place of the first three. With --stages, hbert_upper_1, hbert_upper_2 and so on take the
+    With --stages, hbert_upper_1, hbert_upper_2 and so on take the
     place of hbert_upper.
 
     Earlier models of this name are replaced, with their settings unless --keep-settings is given. With --name the models of
@@ -688,8 +676,6 @@ def export_models(
       hplm build export --instances 2
 
       hplm build export --instances 4 --look-up-instances 4
-
-      hplm build export --fused --instances 2
 
       hplm build export --stages 2 --cores 0:1
 
@@ -706,10 +692,6 @@ def export_models(
     if keep_settings:
         keep = KEEPABLE_SETTINGS.difference(
             *(names for option, names in SETTINGS_OF_OPTION.items() if is_given(context, option))
-        )
-    if intra != 1:
-        raise ConfigError(
-            f"--intra: an encode stage computes its layers on one device, so 1 was expected, got {intra}: give --stages instead"
         )
     of_base = roles.base_roles(name)
     opened = Store.at(store)
@@ -743,7 +725,6 @@ def export_models(
         keep=keep,
         instances=instances,
         look_up_instances=look_up_instances,
-        fused=fused,
         route=route,
         gpus=None if gpus is None else parse_devices("--gpus", gpus),
     )

@@ -22,8 +22,7 @@ from hplm.core.roles import (
     base_roles,
     cascade_role,
     check_model_name,
-    fused_role,
-    level_model,
+    dispatch_name,
     name_order,
     names,
     of_whole_base,
@@ -35,12 +34,10 @@ from hplm.core.roles import (
 )
 from hplm.core.settings import (
     EncodeSettings,
-    FusedSettings,
     LookupSettings,
     ManagedBase,
     ManagerSettings,
     RouteSettings,
-    fused_values,
     load_settings,
 )
 from hplm.errors import (
@@ -83,7 +80,6 @@ def export(
     keep: Collection[str] = (),
     instances: int | None = None,
     look_up_instances: int | None = None,
-    fused: bool | None = None,
     route: bool = False,
     gpus: Devices | None = None,
 ) -> None:
@@ -91,13 +87,11 @@ def export(
 
     Earlier models of that name are replaced, and other bases stay as they are. Any other folder is refused. If `keep` names
     settings, they stay as in the earlier models of that name. So does the registry, if it is of the same store and
-    `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages. If
-    `fused`, one model does the work of both stages in `instances` processes; its settings are those of `upper`, and those of
-    `plot` that FusedSettings has besides. None for these three means as in the earlier models if settings are kept, else one
-    process of each of two stages, or of the fused model of a trunk. If `upper` has `stage_layers`, there are as many encode
+    `store` names none. `instances` and `look_up_instances` are the numbers of processes of the upper and look-up stages. None
+    means as in the earlier models if settings are kept, else 1. If `upper` has `stage_layers`, there are as many encode
     stages, each with `instances` processes. `gpus` are those of each encode stage; None means as in the earlier models if
-    settings are kept, else Triton chooses. Without `manager`, the models that create and update
-    tenants are left out. If there are other bases, an earlier manager's limits are kept.
+    settings are kept, else Triton chooses. Without `manager`, the models that create and update tenants are left out. If
+    there are other bases, an earlier manager's limits are kept.
 
     The models that call the models of bases are written beside other bases, with `route`, or if the repository had them. They
     are the model that routes each request to its tenant's base, and the model for cascades. Their earlier limits are kept.
@@ -105,9 +99,8 @@ def export(
     The function itself sets `store` and `registry` in all settings, and what the manager's settings say about the bases. The
     path of the store is relative to the settings' folder, so that store and models can be moved together.
     Raises MissingArtifactError if the store lacks what the settings name, WrongBaseError if registry or tables do not fit the
-    base, and DataError if `target` holds anything but model
-    folders of hplm. Raises ConfigError if kept settings cannot be read, if a fused model should have look-up processes or
-    several encode stages, if the base cannot be cut as `upper` says, or if the base does not fit the bases that are there.
+    base, and DataError if `target` holds anything but model folders of hplm. Raises ConfigError if kept settings cannot be
+    read, if the base cannot be cut as `upper` says, or if the base does not fit the bases that are there.
     """
     target = target.resolve()
     if target == share_folder("model_repository").resolve():
@@ -127,31 +120,20 @@ def export(
     registry = _shared_registry(store, registry, plot.base, others)
     is_whole = _check_store_has(replace(store, registry=registry), plot)
     folder = base_folder.read(store.base(plot.base), verify=False)
-    if fused is None:
-        # A trunk is for the lowest latency, and one process answers sooner than two.
-        fused = (folder.is_trunk and not upper.stage_layers) if kept is None else kept.form == "fused"
     if upper.stage_layers:
-        if fused:
-            raise ConfigError(
-                "a fused model computes all layers in one process, so it has no encode stages: give --stages 1, or --no-fused"
-            )
         choose_cut(store, folder, None, upper.stage_layers)
         check_can_be_cut(replace(store, registry=registry), folder)
     plot = replace(plot, stage_layers=upper.stage_layers)
-    if fused and look_up_instances is not None:
-        raise ConfigError(
-            "a fused model has no processes that only look up: leave out --look-up-instances, or give --no-fused"
-        )
     _check_weights(replace(store, registry=registry), plot.base, "" if is_whole else plot.table)
 
     def count_of(role: Role, wanted: int | None) -> int:
         return wanted or (_instances_of(target / role.name) if kept is not None else 1)
 
-    # The earlier models that computed layers: a fused model, or encode stages.
+    # The earlier models that computed layers.
     earlier_encode = [role for role in kept.roles if role.backend in ENCODE_BACKENDS] if kept is not None else []
     # The kept number of `instances` is that of the first of them.
     computing = earlier_encode[0] if earlier_encode else base_roles(name).encode
-    encode_roles = [fused_role(name)] if fused else _encode_roles(name, upper.encode_stages)
+    encode_roles = _encode_roles(name, upper.encode_stages)
     if gpus is None:
         # Kept GPUs would not fit another number of stages.
         is_same = len(earlier_encode) == len(encode_roles)
@@ -164,17 +146,13 @@ def export(
     # The number of processes and the settings of each model.
     models: dict[Role, tuple[int | None, LookupSettings | EncodeSettings | ManagerSettings | RouteSettings | None]]
     processes = count_of(computing, instances)
-    if fused:
-        of_both = FusedSettings(**fused_values(vars(plot), vars(upper)))
-        models = {fused_role(name): (processes, of_both)}
-    else:
-        look_up_role, *others_of_base = _two_stage_roles(name, upper.encode_stages)
-        models = {look_up_role: (count_of(look_up_role, look_up_instances), plot)}
-        for role in others_of_base:
-            is_encode = role.backend in ENCODE_BACKENDS
-            models[role] = (processes, replace(upper, stage=role.stage)) if is_encode else (None, None)
-        if is_whole:
-            models = {of_whole_base(role): value for role, value in models.items()}
+    look_up_role, *others_of_base = _roles_of(name, upper.encode_stages)
+    models = {look_up_role: (count_of(look_up_role, look_up_instances), plot)}
+    for role in others_of_base:
+        is_encode = role.backend in ENCODE_BACKENDS
+        models[role] = (processes, replace(upper, stage=role.stage)) if is_encode else (None, None)
+    if is_whole:
+        models = {of_whole_base(role): value for role, value in models.items()}
     if manager is not None:
         earlier = _earlier_manager(target) if keep or others else None
         # Tenants are trained as they will be served: with the same misses, and adapters that fit the slots.
@@ -191,7 +169,7 @@ def export(
         served = {base.base: base.name for base in others} | {plot.base: name}
         levels = _levels(others)
         if not upper.stage_layers:
-            levels[plot.base] = level_model(name, fused=fused)
+            levels[plot.base] = dispatch_name(name)
         models |= {role: (None, settings) for role, settings in _calling(target, served, levels).items()}
     with artifact.replacing(target) as partial:
         _copy_models(others, partial)
@@ -202,13 +180,13 @@ def export(
             write_model(partial, role, values, count, gpus_of.get(role.name, ()))
 
 
-def _two_stage_roles(name: str, encode_stages: int) -> Sequence[Role]:
-    """Return the models of a base that is not fused, the look-up stage first."""
+def _roles_of(name: str, encode_stages: int) -> Sequence[Role]:
+    """Return the models of a base, the look-up stage first."""
     return staged_roles(name, encode_stages) if encode_stages > 1 else base_roles(name)
 
 
 def _encode_roles(name: str, encode_stages: int) -> list[Role]:
-    return [role for role in _two_stage_roles(name, encode_stages) if role.backend in ENCODE_BACKENDS]
+    return [role for role in _roles_of(name, encode_stages) if role.backend in ENCODE_BACKENDS]
 
 
 def delete_base(target: Path, name: str) -> None:
@@ -243,7 +221,7 @@ def check_deletable(target: Path, name: str) -> None:
 
 def _levels(bases: Sequence[ServedBase]) -> dict[str, str]:
     """Return the model of each base that decides whether a text is re-routed. A base of several encode stages has none."""
-    return {base.base: level_model(base.name, fused=base.form == "fused") for base in bases if base.encode_stages == 1}
+    return {base.base: dispatch_name(base.name) for base in bases if base.encode_stages == 1}
 
 
 def _calling(target: Path, served: Mapping[str, str], levels: Mapping[str, str]) -> dict[Role, RouteSettings]:

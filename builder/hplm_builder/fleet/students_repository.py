@@ -96,9 +96,8 @@ def serve_side_by_side(
             make_fleet(store, base, bank, tenants, seed, progress, students=numbers)
             publish_bank(store, base, root, bank)
         look_up = LookupSettings(store="", base=base.config.name, table=root)
-        # One process for each base: the lowest latency of one request at a time.
         encode = EncodeSettings(store="", base=base.config.name, reduction_factor=REDUCTION_FACTOR)
-        export(store, partial, look_up, encode, name=name, fused=True)
+        export(store, partial, look_up, encode, name=name)
     partial.rename(models)
 
 

@@ -159,11 +159,6 @@ def _export_base(
     """Export a base with `cut` layers in each stage. `devices` are the devices of each stage's processes."""
     base = source.base(name)
     look_up, encode, _ = base.settings
-    is_fused = base.form == "fused"
-    if is_fused and len(cut) > 1:
-        raise ConfigError(
-            f"base {name!r} is one fused model, which has no stages: export it with --no-fused, or plan with --max-stages 1"
-        )
     layers = tuple(cut) if len(cut) > 1 else ()
     cores = [tuple(sorted(core for device in stage for core in node.cores[device])) for stage in devices if node.cores]
     export(
@@ -175,8 +170,7 @@ def _export_base(
         name=name,
         # Triton starts so many processes on each GPU.
         instances=1 if node.gpus else len(devices[0]),
-        look_up_instances=None if is_fused else _processes(base),
-        fused=is_fused,
+        look_up_instances=_processes(base),
         route=True,
         gpus=tuple(tuple(node.gpus[device] for device in stage) for stage in devices if node.gpus),
     )

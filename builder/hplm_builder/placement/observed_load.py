@@ -12,9 +12,8 @@ import numpy as np
 # A line of a metrics page: name, labels, value.
 _LINE = re.compile(r"^hplm_tenant_texts_total\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# A process of a stage of a base: NAME_plot, NAME_upper (or one of several), or NAME of a fused model, and the numbers that
-# Triton appends.
-_PROCESS = re.compile(r"(.+?)(?:_plot|_upper(?:_[0-9]+)?)?_[0-9]+_[0-9]+")
+# A process of a stage of a base: NAME_plot or NAME_upper (or one of several), and the numbers that Triton appends.
+_PROCESS = re.compile(r"(.+?)(?:_plot|_upper(?:_[0-9]+)?)_[0-9]+_[0-9]+")
 # The stages that count each text of a base once: where it was refused, or the last.
 _STAGES = ("plot", "layers", "upper")
 # Looks, and texts of a base in each of them, from which a cv is estimated.

@@ -53,9 +53,6 @@ def measured_bases(source: Source, names: Sequence[str], tokens: int, hop_s: flo
         profile = _newest_profile(source, base.base, name)
         hidden_size = base_folder.read(source.store.base(base.base), verify=False).config.hidden_size
         model = replace(served_model(profile, tokens, hidden_size=hidden_size, hop_s=hop_s), name=name)
-        if base.form == "fused":
-            # A fused model computes all layers in one process, so it has one layer for the search.
-            model = replace(model, layer_s=(model.latency_s,), layer_bytes=(model.weight_bytes,))
         models.append(model)
         adapter_bytes[name] = profile.memory.adapter
         outside_ms[name] = round(1000 * outside_s(profile, tokens), 3)

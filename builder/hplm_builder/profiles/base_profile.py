@@ -146,7 +146,6 @@ def measure_stages(store: Store, served: ServedBase, instances: int, report: Rep
         table_bytes = sum(file.stat().st_size for folder in tables for file in folder.rglob("*") if file.is_file())
         return replace(
             profile,
-            form=served.form,
             layers=tuple(layers),
             memory=replace(profile.memory, tables=table_bytes),
             tenant_load_ms=median(_load_ms(bank, tenant) for tenant in tenants) if tenants else None,
@@ -174,7 +173,6 @@ def _measure(
         conditions=conditions,
         measured_at=utc_now(),
         kind="quick",
-        form="two-stage",
         look_up=tuple(new),
         known=tuple(known),
         encode=tuple(encode),

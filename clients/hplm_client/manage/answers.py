@@ -119,14 +119,13 @@ class TenantDetails(Tenant):
 class Base:
     """A base that a server's repository serves: clients call it by `model`.
 
-    `kind` is hierarchical or whole, `form` two-stage or fused. `process_bytes` is the memory of each model's processes, without
+    `kind` is hierarchical or whole. `process_bytes` is the memory of each model's processes, without
     models whose processes the server cannot see. `trunk_of` is the base that a trunk was distilled from, None for other bases.
     """
 
     model: str
     base: str
     kind: str
-    form: str
     tenants: int
     process_bytes: dict[str, int] = field(default_factory=dict)
     trunk_of: str | None = None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from rich.progress import Progress
 
 from hplm.core.roles import Role, route_role, served_base, settings_path
-from hplm.core.settings import FusedSettings, LookupSettings, fused_values
+from hplm.core.settings import LookupSettings
 from hplm.triton.launcher.model_folder import write_model
 from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
@@ -31,9 +31,7 @@ class StageSettings:
     upper: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, role: Role) -> Mapping[str, Any]:
-        """Return the settings of a role: of a fused model those of both stages."""
-        if role.settings is FusedSettings:
-            return fused_values(self.plot, self.upper)
+        """Return the settings of a role."""
         return self.plot if role.settings is LookupSettings else self.upper
 
 

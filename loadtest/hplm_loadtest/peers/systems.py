@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from rich.progress import Progress
 
-from hplm.core.roles import base_roles, fused_role, load_serving_settings, of_whole_base
-from hplm.core.settings import EncodeSettings, fused_values
+from hplm.core.roles import base_roles, load_serving_settings, of_whole_base
+from hplm.core.settings import EncodeSettings
 from hplm.engine.adapter_slots import USUAL_SLOTS
 from hplm.errors import ConfigError, MissingArtifactError
 from hplm.models.base import Base
@@ -34,9 +34,9 @@ from hplm_loadtest.peers.whole_model import file_bytes, whole_config
 from hplm_loadtest.workloads.texts import texts_of_kind
 
 Shape = Literal["minilm", "bert-base"]
-SystemName = Literal["hbert", "hbert-fused", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
+SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
 # The systems that hplm serves. `adapter` is a whole base: all layers are computed, with adapters in the layers of hBERT's.
-OWN: tuple[SystemName, ...] = ("hbert", "hbert-fused", "adapter")
+OWN: tuple[SystemName, ...] = ("hbert", "adapter")
 # The systems with a whole model for each tenant.
 WHOLE_MODELS: tuple[SystemName, ...] = ("dedicated", "dedicated-disk", "onnxruntime")
 
@@ -117,8 +117,8 @@ class Systems:
         """
         target = self._repository(name)
         shutil.rmtree(target, ignore_errors=True)
-        if name == "hbert" or name == "hbert-fused":
-            self._write_hbert(target, is_fused=name == "hbert-fused")
+        if name == "hbert":
+            self._write_hbert(target)
             return
         if name == "adapter":
             served = read_repository(self._fleet.models)
@@ -190,19 +190,12 @@ class Systems:
     def _repository(self, name: str) -> Path:
         return self._fleet.folder / "peers" / f"models-{name}"
 
-    def _write_hbert(self, target: Path, *, is_fused: bool) -> None:
+    def _write_hbert(self, target: Path) -> None:
         """Copy the fleet's repository with the limit's number of encode processes, on a GPU also of look-up processes.
 
-        If `is_fused`, write one fused model with the fleet's settings instead. The tenants' host cache has the memory of a
-        peer's models.
+        The tenants' host cache has the memory of a peer's models.
         """
         look_up, upper = self._stage_settings()
-        if is_fused:
-            fleet = load_serving_settings(self._fleet.models)
-            store = {"store": str((fleet.folder / fleet.encode.store).resolve())}
-            values = fused_values(vars(fleet.look_up), vars(fleet.encode)) | upper | store
-            write_model(target, fused_role(), values, self._limits.num_threads)
-            return
         copy_repository(self._fleet.models, target, StageSettings(look_up, upper))
         stages = base_roles()
         for role, count in zip((stages.look_up, stages.encode), self._stage_processes, strict=True):

@@ -1,10 +1,9 @@
 """The catalogue of roles: the Triton models of a repository, and what each of them needs.
 
 A repository serves one or more bases. Clients call a base by NAME. NAME is an ensemble of two further models, NAME_plot and
-NAME_upper, or one fused model. NAME_dispatch, a level of a cascade, is another ensemble of both; a fused model does its work
-too. NAME_upper_1, NAME_upper_2 and so on take the place of NAME_upper if the encode stage is cut into several stages; then
-there is no NAME_dispatch. The models for manage requests are there once, for all bases, and only in a repository that is
-managed while it serves.
+NAME_upper. NAME_dispatch, a level of a cascade, is another ensemble of both. NAME_upper_1, NAME_upper_2 and so on take the
+place of NAME_upper if the encode stage is cut into several stages; then there is no NAME_dispatch. The models for manage
+requests are there once, for all bases, and only in a repository that is managed while it serves.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from hplm.core.names import check_name_of
 from hplm.core.settings import (
     CascadeSettings,
     EncodeSettings,
-    FusedSettings,
     LookupSettings,
     ManagerSettings,
     RouteSettings,
@@ -60,7 +58,7 @@ class BaseRoles(NamedTuple):
 DEFAULT_NAME = "hbert"
 LOOK_UP_SUFFIX, ENCODE_SUFFIX, DISPATCH_SUFFIX = "_plot", "_upper", "_dispatch"
 # Backends whose processes compute layers of bases. `layers` is an encode stage before the last.
-ENCODE_BACKENDS = ("layers", "upper", "fused")
+ENCODE_BACKENDS = ("layers", "upper")
 
 
 def base_roles(name: str = DEFAULT_NAME) -> BaseRoles:
@@ -91,11 +89,6 @@ def dispatch_name(name: str = DEFAULT_NAME) -> str:
     return f"{name}{DISPATCH_SUFFIX}"
 
 
-def fused_role(name: str = DEFAULT_NAME) -> Role:
-    """Return the fused model of a base that clients call by `name`, the other form of a base."""
-    return Role(name, "fused", FusedSettings, template=f"{DEFAULT_NAME}_fused")
-
-
 MANAGER = Role("manager", "manager", ManagerSettings)
 # The model that routes a request to the base of its tenant.
 ROUTE_NAME = "hplm"
@@ -119,18 +112,12 @@ def cascade_role() -> Role:
     return Role(CASCADE_NAME, "cascade", CascadeSettings)
 
 
-def level_model(name: str, *, fused: bool) -> str:
-    """Return the model of a base, called by `name`, that decides whether a text of a cascade is re-routed."""
-    return name if fused else dispatch_name(name)
-
-
 def of_whole_base(role: Role) -> Role:
     """Return a role as it serves a whole base: the stages send each other ids and types of tokens, not hidden states.
 
-    A fused model and encode stages behind the first have no such tensor, so they are the same for both kinds of bases.
+    Encode stages behind the first have no such tensor, so they are the same for both kinds of bases.
     """
-    is_same = role.backend == "fused" or role.stage > 1
-    return role if is_same else replace(role, template=f"{role.template or role.name}_whole")
+    return role if role.stage > 1 else replace(role, template=f"{role.template or role.name}_whole")
 
 
 def names(roles: Iterable[Role]) -> tuple[str, ...]:
@@ -174,11 +161,6 @@ class ServedBase:
     roles: tuple[Role, ...]
 
     @property
-    def form(self) -> Literal["two-stage", "fused"]:
-        """Whether a look-up stage, encode stages and their ensemble serve the base, or one fused model."""
-        return "fused" if len(self.roles) == 1 else "two-stage"
-
-    @property
     def encode_stages(self) -> int:
         """The number of encode stages that a text passes one after another."""
         return max(role.stages for role in self.roles)
@@ -186,10 +168,6 @@ class ServedBase:
     @cached_property
     def settings(self) -> ServingSettings:
         """The settings of the base's models, read when they are first needed. Raises ConfigError."""
-        if self.form == "fused":
-            path = settings_path(self.models, self.roles[0])
-            fused = load_settings(FusedSettings, path)
-            return ServingSettings(fused.look_up, fused, path.parent)
         look_up, encode = self.roles[:2]
         path = settings_path(self.models, encode)
         settings = load_settings(EncodeSettings, path)
@@ -225,10 +203,7 @@ def served_bases(models: Path) -> tuple[ServedBase, ...]:
     found = []
     for name in sorted(folders - RESERVED, key=name_order):
         stages = base_roles(name)
-        if settings_path(models, fused_role(name)).is_file():
-            if not _PART.fullmatch(name):
-                found.append(ServedBase(models, name, (fused_role(name),)))
-        elif folders.issuperset(names(stages[:3])):
+        if folders.issuperset(names(stages[:3])):
             # An export of an earlier hplm has no `dispatch`. Its encode stage says so when it is loaded.
             found.append(ServedBase(models, name, tuple(role for role in stages if role.name in folders)))
         elif folders.issuperset(names(staged_roles(name, 2))):

@@ -7,7 +7,6 @@ import json
 import math
 import reprlib
 import types
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -266,42 +265,6 @@ class EncodeSettings(StageSettings):
     def cores(self) -> tuple[int, ...]:
         """The cores to which this encode stage is pinned, empty if it is not pinned."""
         return self.stage_cores[self.stage - 1] if self.stage_cores else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FusedSettings(EncodeSettings):
-    """Settings of the `fused` backend: those of EncodeSettings, and those of LookupSettings that its look-up needs.
-
-    `num_threads` threads compute upper layers and windows. Where `coarse_prefetch` fills slots for waiting requests, their
-    texts are looked up too.
-    """
-
-    table: str
-    miss: Miss = LookupSettings.miss
-    overlay_windows: int = LookupSettings.overlay_windows
-    most_domains: int = LookupSettings.most_domains
-    max_text_bytes: int = LookupSettings.max_text_bytes
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, 1, "overlay_windows", "most_domains", "max_text_bytes")
-        if self.stage_layers:
-            raise ConfigError("stage_layers must be empty: a fused model computes all layers in one process")
-
-    @property
-    def look_up(self) -> LookupSettings:
-        """The settings of the look-up. Torch shares its work among threads, so none are started for windows."""
-        known = {
-            each.name: vars(self)[each.name] for each in dataclasses.fields(LookupSettings) if each.name in vars(self)
-        }
-        return LookupSettings(**known | {"num_threads": 1})
-
-
-def fused_values(look_up: Mapping[str, Any], encode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a fused model's settings from settings of both stages. Settings that both stages have are the encode stage's."""
-    of_encode = {each.name for each in dataclasses.fields(EncodeSettings)}
-    besides = {each.name for each in dataclasses.fields(FusedSettings)} - of_encode
-    return {key: value for key, value in look_up.items() if key in besides} | dict(encode)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ LOGITS = "LOGITS"  # FP32 [1 or tokens, labels], if requested
 # NaN, and a softmax gives it 0.
 LOGITS_FILLER = -(2.0 - 2.0**-23) * 2.0**127
 
-# How a level of a cascade decides on a text, and what it has decided: tensors of NAME_dispatch and of a fused NAME.
+# How a level of a cascade decides on a text, and what it has decided: tensors of NAME_dispatch.
 DISPATCH = (
     "DISPATCH"  # FP32 [5]: temperature, cut-off, slope, draw, 1 if importances are wanted; see `hplm.cascade.dispatch`
 )

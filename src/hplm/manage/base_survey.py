@@ -30,7 +30,6 @@ def survey_bases(models: Path, store: Store, registry: Registry, processes: Mapp
                 "model": served.name,
                 "base": served.base,
                 "kind": folder.kind,
-                "form": served.form,
                 "tenants": tenants[served.base],
                 "process_bytes": {
                     model: sum(map(count_process_memory, processes[model]))

@@ -62,8 +62,7 @@ class Memory:
 
     `weights`: the layers as they are computed. `adapter`: one tenant in an adapter slot. `slots`: all adapter slots. `tables`:
     the files of the root's table, which processes share. `waiting_token`: a token of a text that waits for the encode stage.
-    `look_up_process` and `encode_process` are the resident bytes of the stages' processes, 0 if no server was measured; a
-    fused model has the second alone.
+    `look_up_process` and `encode_process` are the resident bytes of the stages' processes, 0 if no server was measured.
     """
 
     weights: int
@@ -90,7 +89,6 @@ class Profile:
     conditions: Conditions
     measured_at: str
     kind: Literal["full", "quick"]
-    form: Literal["two-stage", "fused"]
     look_up: tuple[Timing, ...]
     known: tuple[Timing, ...]
     encode: tuple[Timing, ...]

@@ -31,7 +31,7 @@ Hplm = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_repository(tmp_path_factory.mktemp("start"), fused=True)
+    return tiny.make_repository(tmp_path_factory.mktemp("start"))
 
 
 def test_hplm_serve_with_keys_asks_its_tenants_itself(models: Path, hplm: Hplm) -> None:
@@ -57,7 +57,7 @@ def test_hplm_serve_starts_nothing_that_other_machines_reach_without_keys(models
 def test_a_model_that_cannot_check_keys_is_not_loaded_with_keys(
     tmp_path: Path, hplm: Hplm, pattern: str, replacement: str, said: str
 ) -> None:
-    models = tiny.make_repository(tmp_path, fused=True)
+    models = tiny.make_repository(tmp_path)
     config = models / "hbert" / "config.pbtxt"
     changed, count = re.subn(pattern, replacement, config.read_text())
     assert count == 1

@@ -41,13 +41,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.make_repository(tmp_path_factory.mktemp("whole"), shape=tiny.config(form="whole"), other_tasks=True)
 
 
-@pytest.fixture(scope="module", params=["two stages", "fused"])
-def server(request: pytest.FixtureRequest, models: Path) -> Iterator[TritonServer]:
-    """Both forms of the base's models."""
-    folder = models.parent
-    if request.param == "fused":
-        models = tiny.export_fused(models)
-    with TritonServer(models, free_ports(), log=folder / f"{models.name}.log") as started:
+@pytest.fixture(scope="module")
+def server(models: Path) -> Iterator[TritonServer]:
+    with TritonServer(models, free_ports(), log=models.parent / "triton.log") as started:
         started.wait_ready()
         yield started
 

@@ -35,14 +35,14 @@ from hplm.store.layout import Store
 from hplm.tasks.task_loader import task_named
 from tests import tiny
 
-# The model of each base. The bases are levels in this order. The second is a whole base, the third a fused model.
+# The model of each base. The bases are levels in this order. The second is a whole base.
 MODELS = {"small": "small", "middle": "middle", "tiny": "hbert"}
 # Of random weights, most confidences are about 0.6 with this temperature.
 TEMPERATURE = 2.0
 
 
 def make_bases(folder: Path, manager: ManagerSettings | None = None, *, look_up_instances: int | None = None) -> Path:
-    """A store with three bases, and a repository that serves them; of two stages each but for the fused model."""
+    """A store with three bases, and a repository that serves them."""
     store, models = Store(folder / "store"), folder / "models"
     shapes = (
         tiny.config(name="small", hidden_size=32, upper_layers=1),
@@ -56,7 +56,6 @@ def make_bases(folder: Path, manager: ManagerSettings | None = None, *, look_up_
             build_plot(store, shape.name, table, tiny.sentences(30), 30.0, Progress(disable=True), dtype="float32")
         look_up = LookupSettings(store="", base=shape.name, table=table, dtype="float32")
         encode = EncodeSettings(store="", base=shape.name, dtype="float32", num_slots=8)
-        is_fused = shape.name == "tiny"
         export(
             store,
             models,
@@ -64,8 +63,7 @@ def make_bases(folder: Path, manager: ManagerSettings | None = None, *, look_up_
             encode,
             manager,
             name=MODELS[shape.name],
-            fused=is_fused,
-            look_up_instances=None if is_fused else look_up_instances,
+            look_up_instances=look_up_instances,
         )
     return models
 

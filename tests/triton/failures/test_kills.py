@@ -69,11 +69,11 @@ TRIES = 6
 SLACK_S = 1.0
 
 
-@pytest.fixture(scope="module", params=["two stages"])
-def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """`hplm serve`, which tests use one after another. A test may end it."""
-    is_fused, folder = request.param == "fused", tmp_path_factory.mktemp("kills")
-    models = tiny.make_repository(folder, manager_settings={"min_corpus_tokens": 300}, fused=is_fused)
+    folder = tmp_path_factory.mktemp("kills")
+    models = tiny.make_repository(folder, manager_settings={"min_corpus_tokens": 300})
     made = Service(models, free_ports())
     try:
         made.start()
@@ -489,12 +489,6 @@ def test_a_triton_that_a_client_s_open_stream_keeps_ends_after_hplm_serve_was_ki
         os.kill(service.process.pid, signal.SIGKILL)
         until(lambda: not any(runs(one) for one in everything))
     service.process.wait()
-
-
-# The last test, because `kept` ends before another one starts.
-@pytest.mark.parametrize("kept", ["fused"], indirect=True)
-def test_requests_under_way_when_a_fused_stage_dies_get_stage_down_by_their_deadline(service: Service) -> None:
-    check_stage_down(service, "hbert")
 
 
 def loading_again(service: Service, model: str) -> int:

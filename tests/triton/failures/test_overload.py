@@ -58,11 +58,6 @@ def slow_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_slow(tmp_path_factory.mktemp("slow"))
 
 
-@pytest.fixture(scope="module")
-def slow_fused_models(slow_models: Path) -> Path:
-    return tiny.export_fused(slow_models)
-
-
 def make_slow(folder: Path, instances: int = 1) -> Path:
     return tiny.make_repository(
         folder,
@@ -76,10 +71,9 @@ def make_slow(folder: Path, instances: int = 1) -> Path:
     )
 
 
-@pytest.fixture(scope="module", params=["slow_models", "slow_fused_models"])
-def slow(request: pytest.FixtureRequest) -> Iterator[TritonServer]:
-    models: Path = request.getfixturevalue(request.param)
-    with TritonServer(models, free_ports(), log=models.with_suffix(".log")) as running:
+@pytest.fixture(scope="module")
+def slow(slow_models: Path) -> Iterator[TritonServer]:
+    with TritonServer(slow_models, free_ports(), log=slow_models.with_suffix(".log")) as running:
         running.wait_ready()
         closed_loop(running.ports.grpc_url, long_texts().draw(20, rng()), 8)
         yield running
@@ -208,7 +202,7 @@ def test_under_ten_times_overload_every_request_is_answered_or_clearly_refused(
     assert set(codes) <= {"OK", errors.DeadlineError.code, errors.QueueFullError.code}
     assert codes["OK"] > 0
     # Most of them at the first stage's door, before anything is looked up and copied for them in vain.
-    assert is_fused(slow) or overload.refused_by_upper < overload.refused / 2
+    assert overload.refused_by_upper < overload.refused / 2
 
 
 def test_under_ten_times_overload_what_is_computed_is_in_time_and_goodput_stays_near_capacity(
@@ -227,12 +221,10 @@ def test_under_ten_times_overload_queue_and_memory_stay_bounded(overload: Overlo
     assert last["shm"] <= first["shm"] + 2 * segment_growth(SLOW)
 
 
-@pytest.mark.parametrize("models", ["slow_models", "slow_fused_models"])
-def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(request: pytest.FixtureRequest, models: str) -> None:
+def test_a_full_queue_refuses_at_once_and_answers_all_that_it_took(slow_models: Path) -> None:
     ended: dict[int, float] = {}
-    folder: Path = request.getfixturevalue(models)
     with (
-        benchmark_server(folder, StageSettings(upper={"queue_capacity": 20}), log="triton-full.log") as server,
+        benchmark_server(slow_models, StageSettings(upper={"queue_capacity": 20}), log="triton-full.log") as server,
         grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel,
     ):
         call = channel.unary_unary(METHOD)
@@ -269,14 +261,12 @@ def test_clients_that_cancel_or_hang_up_harm_nobody_and_leave_nothing_behind(slo
     # So much that requests wait for seconds, however fast the machine: who has gone is asked for a few times a second, and
     # the page is a second old.
     count = min(250, max(40, round(WAITING_S * capacity_per_s(slow))))
-    if model == "hbert_upper" and is_fused(slow):
-        pytest.skip("a fused model has no stage that clients could call themselves")
     requests = long_texts().draw(count, rng())
     messages = upper_messages(slow, count) if model == "hbert_upper" else infer_messages(requests)
     with grpc.insecure_channel(f"127.0.0.1:{slow.ports.grpc}") as channel:
         call = channel.unary_unary(METHOD)
         started = [call.future(one, timeout=60) for one in messages]
-        if model == "hbert_upper" or is_fused(slow):
+        if model == "hbert_upper":
             # Who is gone before the stage took the request is Triton's to refuse.
             until(lambda: metric_value(slow, "hplm_upper_waiting") >= count / 4)
         else:
@@ -290,14 +280,10 @@ def test_clients_that_cancel_or_hang_up_harm_nobody_and_leave_nothing_behind(slo
         with Client(slow.ports.http_url) as client:
             assert client.predict("alpha", "the red cat").label in ("yes", "no")
     until(lambda: metric_value(slow, "hplm_upper_waiting") == 0)
-    if model == "hbert_upper" or is_fused(slow):
+    if model == "hbert_upper":
         # Triton 24.10 does not tell the steps of an ensemble that its client has gone: those are computed in vain.
         until(lambda: metric_value(slow, 'hplm_upper_events_total{event="cancelled"}') > 0)
-    assert set(stubs_of(slow)) == ({"hbert"} if is_fused(slow) else {"hbert_plot", "hbert_upper"})
-
-
-def is_fused(server: TritonServer) -> bool:
-    return set(stubs_of(server)) == {"hbert"}
+    assert set(stubs_of(slow)) == {"hbert_plot", "hbert_upper"}
 
 
 def hang_up(port: int, requests: Requests, count: int) -> None:
@@ -321,7 +307,7 @@ def slow_models_in_two_processes(tmp_path: Path) -> Path:
     return make_slow(tmp_path, instances=2)
 
 
-@pytest.mark.parametrize("models", ["fast_models", "slow_models", "slow_fused_models", "slow_models_in_two_processes"])
+@pytest.mark.parametrize("models", ["fast_models", "slow_models", "slow_models_in_two_processes"])
 def test_stopping_with_hundreds_of_requests_under_way_ends_each_of_them_and_leaves_no_process(
     request: pytest.FixtureRequest, models: str
 ) -> None:
@@ -329,7 +315,7 @@ def test_stopping_with_hundreds_of_requests_under_way_ends_each_of_them_and_leav
     server = TritonServer(folder, free_ports(), log=folder.parent / "stopped.log")
     try:
         server.wait_ready()
-        assert len(session_of(server)) >= (2 if models == "slow_fused_models" else 3)
+        assert len(session_of(server)) >= 3
         with (
             grpc.insecure_channel(f"127.0.0.1:{server.ports.grpc}") as channel,
             Client(server.ports.http_url) as idle,

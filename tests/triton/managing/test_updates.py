@@ -45,8 +45,6 @@ LEAST = 25
 # Requests for a damaged one.
 LEAST_DAMAGED = 3
 Logits = npt.NDArray[np.float32]
-TWO_STAGES, FUSED = "two stages", "fused"
-BOTH_FORMS = pytest.mark.parametrize("place", [TWO_STAGES, FUSED], indirect=True)
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,10 @@ class Place:
         return "OK"
 
 
-@pytest.fixture(scope="module", params=[TWO_STAGES])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("updates")
-    models = tiny.make_repository(folder, num_slots=3, fused=request.param == FUSED)
+    models = tiny.make_repository(folder, num_slots=3)
     store, base = tiny.opened(folder)
     with TritonServer(models, free_ports(), log=folder / "triton.log") as server:
         server.wait_ready()
@@ -247,7 +245,6 @@ def quiet_s(place: Place) -> float:
     return quiet_s_of(place)
 
 
-@BOTH_FORMS
 def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a_mixture(
     place: Place, members: dict[str, list[Logits]], quiet_s: float
 ) -> None:
@@ -265,7 +262,6 @@ def test_a_tenant_replaced_while_asked_answers_as_the_old_or_the_new_and_never_a
     others_unharmed(traffic, place, members, quiet_s)
 
 
-@BOTH_FORMS
 def test_a_tenant_deleted_while_asked_answers_or_is_unknown_and_answers_again_when_published(
     place: Place, members: dict[str, list[Logits]], quiet_s: float
 ) -> None:
@@ -414,7 +410,6 @@ def test_a_tenant_damaged_while_it_is_served_is_refused_when_it_is_read_again_an
     others_unharmed(traffic, crowded, members, quiet_s)
 
 
-@BOTH_FORMS
 def test_a_tenant_damaged_before_anybody_asked_is_refused_until_its_byte_is_repaired(place: Place) -> None:
     tiny.make_tenant(place.store, place.base, "damaged", 7, like="beta")
     place.await_seen()
@@ -434,7 +429,6 @@ def await_counted(place: Place) -> None:
         until(lambda before=before: metric_value(place.server, answered) > before)
 
 
-@BOTH_FORMS
 def test_requests_that_come_together_for_a_cold_tenant_load_it_once(place: Place) -> None:
     tiny.make_tenant(place.store, place.base, "cold", 11, like="beta")
     place.await_seen()

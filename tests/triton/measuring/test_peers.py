@@ -374,7 +374,6 @@ def test_peers_on_several_gpus_are_refused(tiny_fleet: Path, gpu: None, monkeypa
     ("name", "wanted"),
     [
         ("hbert", {"hbert_plot": 3, "hbert_upper": 3}),
-        ("hbert-fused", {"hbert": 3}),
         ("shared", {"hbert": 3}),
         ("adapter", {"hbert_plot": 3, "hbert_upper": 3}),
         ("dedicated", {"hbert": 1}),
@@ -388,7 +387,7 @@ def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_except_those
     assert {role: instances_in((models / role / "config.pbtxt").read_text()) for role in wanted} == wanted
 
 
-@pytest.mark.parametrize("name", ["hbert", "hbert-fused", "dedicated", "shared", "adapter"])
+@pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])
 def test_threads_are_processes_except_for_whole_models(tiny_fleet: Path, name: SystemName) -> None:
     Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(2, 8, 2)).prepare(name, QUIET)
     model = "hbert_upper" if name in ("hbert", "adapter") else "hbert"

@@ -12,7 +12,6 @@ from hplm_client import AsyncClient
 from hplm_client.prediction import Prediction
 from hplm_loadtest.scenarios.server_metrics import metric_value
 
-from hplm.core.roles import served_base
 from hplm.engine import reference
 from hplm.metering.recent_counts import DAY, read_recent
 from hplm.runtime.process import SHARED_MEMORY, backlogs_of
@@ -28,12 +27,12 @@ TEXTS = tiny.sentences(6)
 ASKED = 240
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["two stages", "fused"])
-def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What comes from tables alone is the same whoever is looked up beside it.
-    look_ups = {} if request.param else {"look_up_instances": 2}
+    settings = {"miss": "backoff"}
     return tiny.make_repository(
-        tmp_path_factory.mktemp("two"), plot_settings={"miss": "backoff"}, instances=2, fused=request.param, **look_ups
+        tmp_path_factory.mktemp("two"), plot_settings=settings, instances=2, look_up_instances=2
     )
 
 
@@ -66,8 +65,7 @@ def test_both_answer_as_the_reference_and_are_counted_together(models: Path, ser
         state, tokens = given[text]
         wanted = reference.answered(upper, state, members[name], tokens)
         np.testing.assert_allclose(answer.logits, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
-    counted = [("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")]
-    for family, role in [("hplm_upper_events_total", "hbert")] if served_base(models).form == "fused" else counted:
+    for family, role in [("hplm_plot_events_total", "hbert_plot"), ("hplm_upper_events_total", "hbert_upper")]:
         until(lambda family=family: metric_value(server, f'{family}{{event="ok"}}') == ASKED)
         each = [
             metric_value(server, f'{family}{{event="ok",model_instance="{role}_0_{number}"}}') for number in range(2)
@@ -80,8 +78,7 @@ def test_each_tells_what_waits_and_leaves_nothing_behind(models: Path) -> None:
     with TritonServer(models, free_ports(), log=models.parent / "other.log") as running:
         running.wait_ready()
         pattern = f"{backlogs_of(running.process.pid)}*.json"
-        # A fused process tells nobody: it admits requests to its own queue.
-        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == (0 if served_base(models).form == "fused" else 2))
+        until(lambda: len(list(SHARED_MEMORY.glob(pattern))) == 2)
     assert not list(SHARED_MEMORY.glob(pattern))
 
 

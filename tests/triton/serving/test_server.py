@@ -44,13 +44,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.triton
 MEMBERS = tuple(tiny.TASKS)
 HPLM = Path(sys.executable).parent / "hplm"
-TWO_STAGES_ALONE = pytest.mark.parametrize("server", ["two stages"], indirect=True)
-
-
-@pytest.fixture(scope="module", params=["two stages", "fused"])
-def server(request: pytest.FixtureRequest, server: TritonServer) -> TritonServer:
-    """Both forms of one base."""
-    return request.getfixturevalue("fused_server") if request.param == "fused" else server
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -428,7 +421,6 @@ def test_a_bad_dispatch_gets_one_clear_error(raw: tuple[Any, Any], server: Trito
     assert "a temperature above 0" in str(found)
 
 
-@TWO_STAGES_ALONE
 def test_a_direct_call_of_the_upper_stage_may_have_several_texts(raw: tuple[Any, Any]) -> None:
     hidden, tokens = np.zeros((2, 3, 48), dtype=np.float16), np.zeros((2, 3, 3), dtype=np.int32)
     of_two: dict[str, np.ndarray] = {"HIDDEN": hidden, "TOKENS": tokens, "TENANT": as_bytes(b"alpha", b"gamma")}
@@ -441,7 +433,6 @@ def test_a_direct_call_of_the_upper_stage_may_have_several_texts(raw: tuple[Any,
             raw_infer(*raw, "hbert_upper", {**of_two, "REQUEST_META": about})
 
 
-@TWO_STAGES_ALONE
 def test_nan_in_a_direct_call_of_the_upper_stage_is_refused(raw: tuple[Any, Any]) -> None:
     hidden = np.full((1, 3, 48), np.nan, dtype=np.float16)
     tokens = np.zeros((1, 3, 3), dtype=np.int32)
@@ -569,7 +560,6 @@ def test_windows_by_level_are_on_the_metrics_page(server: TritonServer) -> None:
     until(lambda: metric_value(server, 'hplm_plot_windows_total{level="root"}') > 0)
 
 
-@TWO_STAGES_ALONE
 def test_a_request_that_cannot_be_read_is_counted_too(server: TritonServer, raw: tuple[Any, Any]) -> None:
     def refused() -> float:
         return metric_value(server, 'hplm_upper_events_total{event="bad_hidden_states"}')

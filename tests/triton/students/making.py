@@ -30,8 +30,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from tests import tiny
 
-# The two trunks. The first is fused and adapts the number of students to its load; the second has two stages, and always as few
-# students as a tenant allows.
+# The two trunks. The first adapts the number of students to its load; the second always has as few students as a tenant allows.
 ADAPTING, LEAST = "tiny", "whole"
 MODELS = {ADAPTING: "students", LEAST: "hbert"}
 QUIET_S = 0.5
@@ -58,7 +57,7 @@ def make_models(folder: Path) -> Path:
             students_fall_batches=1.0 if shape.name == ADAPTING else 1e-6,
             students_quiet_s=QUIET_S,
         )
-        export(store, models, look_up, encode, name=MODELS[shape.name], fused=shape.name == ADAPTING)
+        export(store, models, look_up, encode, name=MODELS[shape.name])
     return models
 
 

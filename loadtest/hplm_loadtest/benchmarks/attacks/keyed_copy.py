@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hplm.core.roles import MANAGER, Role, cascade_role, level_model, route_role, served_bases, settings_path
+from hplm.core.roles import MANAGER, Role, cascade_role, dispatch_name, route_role, served_bases, settings_path
 from hplm.core.settings import ManagerSettings, load_settings
 from hplm.errors import ConfigError
 from hplm.store.layout import Store
@@ -43,10 +43,8 @@ def copy_with_store(models: Path, folder: Path) -> tuple[Path, Store]:
     """
     copy, store = folder / "models", folder / "store"
     bases = served_bases(models)
-    if len(bases) != 1 or bases[0].form != "two-stage" or bases[0].settings.encode.registry:
-        raise ConfigError(
-            f"attacks need a repository of one base of two stages with a registry.sqlite; {models} is another"
-        )
+    if len(bases) != 1 or bases[0].settings.encode.registry:
+        raise ConfigError(f"attacks need a repository of one base with a registry.sqlite; {models} is another")
     (base,) = bases
     original = base.store_root
     shutil.copytree(original, store, ignore=lambda _, names: [name for name in names if name.startswith(REGISTRY)])
@@ -57,7 +55,7 @@ def copy_with_store(models: Path, folder: Path) -> tuple[Path, Store]:
         settings = {} if role.settings is None else json.loads(settings_path(models, role).read_text())
         write_model(copy, role, {**settings, **place})
     called = {base.base: base.name}
-    levels = {base.base: level_model(base.name, fused=False)}
+    levels = {base.base: dispatch_name(base.name)}
     manager = ManagerSettings(str(store), base.base, base.settings.look_up.table)
     _write_all(copy, manager, {**place, "models": called}, {**place, "models": called, "levels": levels})
     return copy, Store(store)

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 from hplm_builder.convert.base import DEFAULT_BASE
 from hplm_builder.export.model_folders import KEEPABLE_SETTINGS, delete_base, export
-from hplm_builder.fleet.demo import PLOT as PLOT_NAME
 
 from hplm.core.roles import (
     CALLING,
     MANAGER,
     base_roles,
     cascade_role,
-    load_serving_settings,
     names,
     route_role,
     served_base,
@@ -30,7 +28,6 @@ from hplm.core.roles import (
 from hplm.core.settings import (
     CascadeSettings,
     EncodeSettings,
-    FusedSettings,
     LookupSettings,
     ManagedBase,
     ManagerSettings,
@@ -79,7 +76,7 @@ def test_every_role_has_a_config_a_version_and_settings_that_point_to_the_store(
     assert (folder / settings.store).resolve() == tmp_path / "store"
 
 
-@pytest.mark.parametrize("role", ["hbert_plot", "hbert_upper", "hbert_fused"])
+@pytest.mark.parametrize("role", ["hbert_plot", "hbert_upper"])
 def test_triton_queues_a_bounded_number_of_requests_per_stage_and_delays_none(role: str) -> None:
     config = (share_folder("model_repository") / role / "config.pbtxt").read_text()
     for needed in ("max_queue_size: 1024", "allow_timeout_override: true", "default_timeout_microseconds: "):
@@ -159,41 +156,6 @@ def test_kept_settings_are_the_earlier_models_except_given_options(
     # Settings whose width cannot be read are replaced too.
     plot, upper = exported()
     assert (plot.miss, upper.num_slots, upper.tenant_weights) == ("compute", EncodeSettings.num_slots, {})
-
-
-def test_kept_settings_outlast_a_change_between_two_stages_and_a_fused_model(
-    tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
-    models = tmp_path / "models"
-    make_folders(tmp_path / "store")
-    command = ["build", "export", "--store", str(tmp_path / "store"), "--models", str(models)]
-
-    def exported(*options: str) -> None:
-        done = hplm(*command, *options)
-        assert done.returncode == 0, done.stderr
-
-    exported("--slots", "16", "--miss", "backoff", "--base", "mine", "--instances", "2", "--look-up-instances", "3")
-    path = models / "hbert_plot" / "1" / "settings.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_threads": 5, "most_domains": 7}))
-    exported("--keep-settings", "--fused")
-    for options in ((), ("--dtype", "float32")):
-        exported("--keep-settings", *options)
-        assert {path.name for path in models.iterdir()} == {"hbert", MANAGER.name}
-        fused = load_settings(FusedSettings, models / "hbert" / "1" / "settings.json")
-        assert (fused.miss, fused.table, fused.most_domains, fused.num_slots) == ("backoff", PLOT_NAME, 7, 16)
-        assert (fused.base, fused.num_threads) == ("mine", 0)
-        assert (models / "hbert" / "1" / fused.store).resolve() == tmp_path / "store"
-        assert "count: 2 kind" in (models / "hbert" / "config.pbtxt").read_text()
-    assert "--look-up-instances" in hplm(*command, "--fused", "--look-up-instances", "2").stderr
-    exported("--keep-settings", "--no-fused")
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), MANAGER.name}
-    plot, upper, _ = load_serving_settings(models)
-    assert (plot.miss, plot.most_domains, upper.num_slots, upper.dtype) == ("backoff", 7, 16, "float32")
-    assert "count: 2 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
-    exported("--fused")
-    exported()
-    assert load_serving_settings(models).encode.num_slots == EncodeSettings.num_slots
-    assert {path.name for path in models.iterdir()} == {*names(base_roles()), MANAGER.name}
 
 
 @pytest.mark.parametrize(
@@ -299,22 +261,11 @@ def test_kept_settings_keep_the_registry_if_none_is_given(tmp_path: Path) -> Non
         assert bool(path.stat().st_mode & 0o077) == (not wanted)
 
 
-def test_a_trunk_is_exported_as_one_fused_model_unless_two_stages_are_asked_for(tmp_path: Path) -> None:
+def test_a_trunk_is_listed_with_its_parent(tmp_path: Path) -> None:
     store, models = store_at(tmp_path / "store"), tmp_path / "models"
     make_artifacts(store, "thin", "t2", trunk={"of": "b"})
     export(store, models, PLOT, UPPER)
-
-    def form(**options: Any) -> str:
-        settings = replace(PLOT, base="thin", table="t2"), replace(UPPER, base="thin")
-        export(store, models, *settings, name="students", **options)
-        return served_base(models, "students").form
-
-    assert form() == "fused"
-    assert form(fused=False) == "two-stage"
-    assert form(keep=KEEPABLE_SETTINGS) == "two-stage"
-    assert form() == "fused"
-    with pytest.raises(ConfigError, match="leave out --look-up-instances, or give --no-fused"):
-        form(look_up_instances=2)
+    export(store, models, replace(PLOT, base="thin", table="t2"), replace(UPPER, base="thin"), name="students")
     with closing(Registry.open(store, create=True)) as registry:
         listed = survey_bases(models, store, registry, {})
     assert [(base["model"], base["trunk_of"]) for base in listed] == [("hbert", None), ("students", "b")]
@@ -360,12 +311,9 @@ def test_a_further_base_leaves_the_others_and_the_managers_limits_as_they_are(tm
     path = models / "manager" / "1" / "settings.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"keep_versions": 7}))
     before = files_of(models, "hbert")
-    export_base(tmp_path / "store", models, "big", "wide", name="mpnet", miss="backoff", fused=True)
+    export_base(tmp_path / "store", models, "big", "wide", name="mpnet", miss="backoff")
     assert files_of(models, "hbert") == before
-    assert [(base.name, base.base, base.form) for base in served_bases(models)] == [
-        ("hbert", "small", "two-stage"),
-        ("mpnet", "big", "fused"),
-    ]
+    assert [(base.name, base.base) for base in served_bases(models)] == [("hbert", "small"), ("mpnet", "big")]
     manager = load_settings(ManagerSettings, path)
     assert (manager.base, manager.domain, manager.keep_versions) == ("small", "general", 7)
     assert manager.managed["big"] == ManagedBase("wide", "backoff", EncodeSettings.reduction_factor)
@@ -411,8 +359,6 @@ def test_two_bases_have_a_model_that_routes_to_both_and_its_limits_stay(tmp_path
     path.write_text(json.dumps({**json.loads(path.read_text()), "calls": 3}))
     export(store, models, PLOT, UPPER)
     assert load_settings(RouteSettings, path).calls == 3
-    export(store, models, replace(PLOT, base="c"), replace(UPPER, base="c"), name="other", fused=True)
-    assert levels_of(models) == {"b": "hbert_dispatch", "c": "other"}
     delete_base(models, "other")
     assert levels_of(models) == {"b": "hbert_dispatch"}
     assert served_by_route(models) == {"b": "hbert"}

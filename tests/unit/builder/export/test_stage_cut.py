@@ -136,13 +136,11 @@ def test_each_encode_stage_has_a_model_with_its_layers_cores_and_gpus(tmp_path: 
     ]
 
 
-def test_a_single_encode_stage_and_a_fused_model_have_cores_and_gpus_too(tmp_path: Path, exported: Exported) -> None:
+def test_a_single_encode_stage_has_cores_and_gpus_too(tmp_path: Path, exported: Exported) -> None:
     models = tmp_path / "models"
     exported("--cores", "1", "--gpus", "2")
     assert [stage.cores for stage in stages_of(models)] == [(1,)]
     assert "count: 1 kind: KIND_GPU gpus: [ 2 ]" in config_of(models, "hbert_upper")
-    exported("--cores", "0", "--gpus", "1", "--fused")
-    assert "count: 1 kind: KIND_GPU gpus: [ 1 ]" in config_of(models, "hbert")
 
 
 def test_stages_cores_and_gpus_are_kept_with_the_settings(tmp_path: Path, exported: Exported) -> None:
@@ -168,9 +166,7 @@ def test_stages_cores_and_gpus_are_kept_with_the_settings(tmp_path: Path, export
     assert [stage.num_slots for stage in stages_of(models)] == [9]
 
 
-def test_fused_models_trunks_and_shared_layers_are_refused(store: Store, tmp_path: Path, exported: Exported) -> None:
-    assert "a fused model computes all layers in one process" in exported("--fused", "--stages", "2", fails=True)
-    assert "--intra: an encode stage computes its layers on one device" in exported("--intra", "2", fails=True)
+def test_a_cut_that_does_not_fit_is_refused(store: Store, tmp_path: Path, exported: Exported) -> None:
     assert "stage_cores must have numbers of cores for each of 2" in exported(
         "--stages", "2", "--cores", "0", fails=True
     )

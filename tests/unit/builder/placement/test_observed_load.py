@@ -28,7 +28,7 @@ def test_the_stages_of_a_base_count_each_of_its_texts_once() -> None:
         ("hbert_upper_0_1", "upper", "ok", 20),
         ("mpnet_upper_1_0_0", "layers", "deadline_unmeetable", 3),
         ("mpnet_upper_2_0_0", "upper", "ok", 5),
-        ("whole_0_0", "upper", "ok", 7),
+        ("whole_upper_0_0", "upper", "ok", 7),
         ("hplm_0_0", "route", "ok", 42),
         ("other_upper_0_0", "upper", "ok", 9),
     )

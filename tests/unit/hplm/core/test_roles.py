@@ -16,7 +16,6 @@ from hplm.core.roles import (
     base_roles,
     cascade_role,
     check_model_name,
-    fused_role,
     models_of,
     names,
     of_whole_base,
@@ -37,7 +36,6 @@ ROLES = [
     *map(of_whole_base, base_roles()),
     *PARTS,
     of_whole_base(PARTS[0]),
-    fused_role(),
     MANAGER,
     route_role(),
     cascade_role(),
@@ -59,20 +57,15 @@ def test_every_model_folder_has_a_role() -> None:
     assert folders == {role.template or role.name for role in ROLES}
 
 
-def test_clients_see_no_difference_between_the_ensemble_and_the_fused_model() -> None:
+def test_clients_see_no_difference_between_ensembles() -> None:
     def tensors(folder: str) -> list[str]:
         config = (share_folder("model_repository") / folder / "config.pbtxt").read_text()
         return re.findall(r"^(?:name|max_batch_size): .+|(?<=\{ )name: .+?\](?= )", config, flags=re.MULTILINE)
 
-    def but_the_name(folder: str) -> list[str]:
-        # The fused model takes DISPATCH, but needs it not.
-        return [tensor.removesuffix(" optional: true") for tensor in tensors(folder)[1:]]
-
     assert len(tensors("hbert")) == 12
     assert tensors("hbert_whole") == tensors("hbert")
     assert tensors("hbert_dispatch_whole") == tensors("hbert_dispatch")
-    assert but_the_name(fused_role().template) == but_the_name("hbert_dispatch")
-    assert set(but_the_name("hbert")) < set(but_the_name("hbert_dispatch"))
+    assert set(tensors("hbert")[1:]) < set(tensors("hbert_dispatch")[1:])
 
 
 def test_a_base_that_an_earlier_release_exported_is_found_without_the_level_of_a_cascade(tmp_path: Path) -> None:
@@ -80,12 +73,7 @@ def test_a_base_that_an_earlier_release_exported_is_found_without_the_level_of_a
     shutil.rmtree(tmp_path / "hbert_dispatch")
     (base,) = served_bases(tmp_path)
     assert names(base.roles) == ("hbert_plot", "hbert_upper", "hbert")
-    assert base.form == "two-stage"
     assert base.base == "small"
-
-
-def test_a_fused_model_is_the_same_for_both_kinds_of_bases() -> None:
-    assert of_whole_base(fused_role()) == fused_role()
 
 
 def test_encode_stages_of_several_are_numbered_and_the_ensemble_calls_all_of_them() -> None:
@@ -121,7 +109,7 @@ def test_a_base_of_several_encode_stages_is_found_with_their_number(tmp_path: Pa
     write_base(tmp_path, "hbert", "small", stages=3)
     write_base(tmp_path, "other", "big")
     base, other = served_bases(tmp_path)
-    assert (base.form, base.encode_stages, other.encode_stages) == ("two-stage", 3, 1)
+    assert (base.encode_stages, other.encode_stages) == (3, 1)
     assert base.roles == staged_roles("hbert", 3)
     assert base.base == "small"
     assert unload_order(names(base.roles))[1:] == ({"hbert"}, set(names(base.roles)) - {"hbert"})
@@ -133,32 +121,25 @@ def test_models_of_another_base_are_named_after_it() -> None:
     assert roles.ensemble.needs == roles.dispatch.needs == ("mpnet_plot", "mpnet_upper")
 
 
-def write_base(
-    models: Path, name: str, base: str, *, fused: bool = False, stages: int = 1, is_whole: bool = False
-) -> None:
+def write_base(models: Path, name: str, base: str, *, stages: int = 1, is_whole: bool = False) -> None:
     """Write the model folders of a base."""
     settings = {"store": "../../../store", "base": base, "registry": ""}
     roles = staged_roles(name, stages) if stages > 1 else base_roles(name)
-    for role in (fused_role(name),) if fused else roles:
-        has_table = role.backend in ("plot", "fused")
+    for role in roles:
+        has_table = role.backend == "plot"
         written = of_whole_base(role) if is_whole else role
         write_model(models, written, {**settings, "table": "general"} if has_table else settings)
 
 
 def test_the_bases_of_a_repository_are_found_with_their_names_forms_and_settings(tmp_path: Path) -> None:
-    for name, base, fused in (("mpnet", "big", False), ("hbert", "small", False), ("late", "third", True)):
-        write_base(tmp_path, name, base, fused=fused)
+    for name, base in (("mpnet", "big"), ("hbert", "small"), ("late", "third")):
+        write_base(tmp_path, name, base)
     write_model(tmp_path, MANAGER, {"store": "s", "base": "small", "domain": "general", "registry": ""})
     found = served_bases(tmp_path)
-    assert [(base.name, base.base, base.form) for base in found] == [
-        ("hbert", "small", "two-stage"),
-        ("late", "third", "fused"),
-        ("mpnet", "big", "two-stage"),
-    ]
+    assert [(base.name, base.base) for base in found] == [("hbert", "small"), ("late", "third"), ("mpnet", "big")]
     assert found[2].settings.look_up.table == found[1].settings.look_up.table == "general"
-    assert found[1].store_root == (tmp_path / "late" / "1" / "../../../store").resolve()
-    hbert, mpnet = names(base_roles("hbert")), names(base_roles("mpnet"))
-    bases = (*hbert, "late", *mpnet)
+    assert found[1].store_root == (tmp_path / "late_upper" / "1" / "../../../store").resolve()
+    bases = [name for base in ("hbert", "late", "mpnet") for name in names(base_roles(base))]
     assert models_of(tmp_path) == (*bases, "manager")
     assert served_base(tmp_path) == found[0]
     assert served_base(tmp_path, "mpnet") == found[2]

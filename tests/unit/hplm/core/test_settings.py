@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -14,12 +13,10 @@ import pytest
 from hplm.core.settings import (
     BaseConfig,
     EncodeSettings,
-    FusedSettings,
     LookupSettings,
     ManagedBase,
     ManagerSettings,
     RouteSettings,
-    fused_values,
     load_settings,
     parse_settings,
 )
@@ -178,24 +175,6 @@ def test_every_setting_is_in_the_documents_with_its_default() -> None:
         assert {key: default for key, (default, _) in rows.items()} == wanted
 
 
-def test_the_documents_say_which_settings_a_fused_model_has_besides_those_of_the_encode_stage() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "settings.md").read_text()
-    part = page.split("\n## `hbert` alone\n")[1].split("\n## ")[0]
-    fused, encode = ({one.name for one in dataclasses.fields(kind)} for kind in (FusedSettings, EncodeSettings))
-    assert {name for name in re.findall(r"`(\w+)`", part.splitlines()[2])} == fused - encode
-
-
-def test_a_fused_model_has_a_setting_of_both_stages_from_the_encode_stage() -> None:
-    look_up = LookupSettings(store="s", base="b", table="t", num_threads=5, most_domains=3, reserve_s=2.0)
-    encode = EncodeSettings(store="s", base="b", num_threads=2, num_slots=9)
-    fused = FusedSettings(**fused_values(vars(look_up), vars(encode)))
-    assert (fused.num_threads, fused.most_domains, fused.num_slots) == (2, 3, 9)
-    # Torch shares out the work of a look-up among the threads of the encoder.
-    assert (fused.look_up.num_threads, fused.look_up.most_domains, fused.look_up.table) == (1, 3, "t")
-    with pytest.raises(ConfigError, match="most_domains must be at least 1"):
-        replace(fused, most_domains=0)
-
-
 def documented_values(range_: str) -> tuple[list[Any], list[Any]]:
     """Return values at the ends of a documented range, and values just outside."""
     if range_.endswith(" each"):
@@ -303,8 +282,3 @@ def test_an_encode_stage_of_several_knows_its_layers_and_its_cores() -> None:
 def test_encode_stages_that_do_not_fit_together_are_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         parse_settings(EncodeSettings, {"store": "s", "base": "b", **changed}, "here")
-
-
-def test_a_fused_model_has_no_encode_stages() -> None:
-    with pytest.raises(ConfigError, match="stage_layers must be empty: a fused model"):
-        FusedSettings(store="s", base="b", table="t", stage_layers=(1, 1))

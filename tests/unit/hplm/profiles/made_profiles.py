@@ -32,7 +32,6 @@ def made_profile(**changed: Any) -> Profile:
         "conditions": CONDITIONS,
         "measured_at": "2026-01-31T12:00:00Z",
         "kind": "full",
-        "form": "two-stage",
         "look_up": (Timing(1, 8, 0.5),),
         "known": (Timing(1, 8, 0.25),),
         "encode": (Timing(1, 8, 2.0), Timing(8, 32, 16.0)),

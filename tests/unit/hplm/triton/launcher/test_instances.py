@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hplm.core.roles import base_roles, fused_role
+from hplm.core.roles import base_roles
 from hplm.triton.launcher.instances import count_encode_processes, count_sharing_processes
 from hplm.triton.launcher.model_folder import write_model
 
 
-def test_processes_of_all_bases_count_in_both_forms(tmp_path: Path) -> None:
-    for role in base_roles("hbert"):
-        # The look-up stage computes no upper layers.
-        write_model(tmp_path, role, {"registry": ""}, 4 if role.backend == "plot" else 2 if role.backend else None)
+def write_stages(models: Path, name: str, count: int) -> None:
+    """Write a base's models with `count` encode processes, and look-up processes, which compute no upper layers."""
+    for role in base_roles(name):
+        write_model(models, role, {"registry": ""}, 4 if role.backend == "plot" else count if role.backend else None)
+
+
+def test_encode_processes_of_all_bases_count(tmp_path: Path) -> None:
+    write_stages(tmp_path, "hbert", 2)
     assert count_encode_processes(tmp_path) == 2
-    write_model(tmp_path, fused_role("mpnet"), {"registry": ""}, 3)
+    write_stages(tmp_path, "mpnet", 3)
     assert count_encode_processes(tmp_path) == 5
 
 
 def test_a_config_that_was_changed_by_hand_counts_as_one_process(tmp_path: Path) -> None:
-    write_model(tmp_path, fused_role("mpnet"), {"registry": ""}, 3)
-    path = tmp_path / "mpnet" / "config.pbtxt"
+    write_stages(tmp_path, "mpnet", 3)
+    path = tmp_path / "mpnet_upper" / "config.pbtxt"
     path.write_text(path.read_text().replace("count: 3 kind", "count: 3, gpus: [ 0 ] kind"))
     assert count_encode_processes(tmp_path) == 1
 
@@ -30,10 +34,10 @@ def test_a_folder_without_bases_has_no_processes(tmp_path: Path) -> None:
 
 
 def test_a_stage_shares_cores_with_every_base_of_its_repository(tmp_path: Path) -> None:
-    write_model(tmp_path, fused_role("mpnet"), {"registry": ""}, 3)
-    assert count_sharing_processes(tmp_path / "mpnet" / "1", 3) == 3
-    write_model(tmp_path, fused_role("minilm"), {"registry": ""}, 2)
-    assert count_sharing_processes(tmp_path / "mpnet" / "1", 3) == 5
+    write_stages(tmp_path, "mpnet", 3)
+    assert count_sharing_processes(tmp_path / "mpnet_upper" / "1", 3) == 3
+    write_stages(tmp_path, "minilm", 2)
+    assert count_sharing_processes(tmp_path / "mpnet_upper" / "1", 3) == 5
 
 
 def test_a_stage_outside_a_repository_of_hplm_shares_cores_among_its_own_processes(tmp_path: Path) -> None:
