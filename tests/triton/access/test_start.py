@@ -58,7 +58,7 @@ def test_a_model_that_cannot_check_keys_is_not_loaded_with_keys(
     tmp_path: Path, hplm: Hplm, pattern: str, replacement: str, said: str
 ) -> None:
     models = tiny.make_repository(tmp_path)
-    config = models / "hbert" / "config.pbtxt"
+    config = models / "hbert_plot" / "config.pbtxt"
     changed, count = re.subn(pattern, replacement, config.read_text())
     assert count == 1
     config.write_text(changed)

@@ -228,7 +228,7 @@ def test_a_level_that_hangs_delays_only_texts_that_need_it_and_those_to_their_de
     served: Served, client: Client
 ) -> None:
     client.predict("sure", "the red cat")
-    hbert = stubs_of(served.server)["hbert"]
+    hbert = stubs_of(served.server)["hbert_upper"]
     with paused(hbert):
         late = client.predict("sure", "the red cat", deadline_s=0.4)
         assert (late.level, late.late) == ("small", True)
@@ -242,7 +242,7 @@ def test_a_level_that_hangs_delays_only_texts_that_need_it_and_those_to_their_de
 
 def test_a_level_that_died_is_left_out_until_it_is_loaded_again(served: Served, client: Client) -> None:
     keeper = StubKeeper(served.server, lambda: served.server.has_ended)
-    os.kill(stubs_of(served.server)["hbert"], signal.SIGKILL)
+    os.kill(stubs_of(served.server)["hbert_upper"], signal.SIGKILL)
     until(lambda: client.predict("sure", "the red cat").late)
     assert client.predict("sure", "the red cat").level == "small"
     with pytest.raises(errors.StageDownError):
