@@ -157,7 +157,6 @@ def simulate_plan(
     """
     planned = Plan.load(plan)
     assumed = planned.assumptions
-    _tell_trace(trace)
     changed = changed_workload(
         assumed,
         rates=numbers_by_base("--rate", rate, list(assumed.rates)),
@@ -167,6 +166,7 @@ def simulate_plan(
         seconds=seconds,
         seed=seed,
     )
+    _tell_trace(Path(changed.trace) if changed.trace else None)
     requests = planned_requests(changed, Scales(rate_scale, cv_scale, deadline_scale))
     outcomes = simulate(placement_of(planned), stage_times_of(planned), requests)
     if as_json:

@@ -74,6 +74,31 @@ def test_a_plan_that_is_not_there_is_refused(hplm: Hplm, tmp_path: Path) -> None
     assert "cannot be read as a plan" in done.stderr
 
 
+def test_a_simulation_of_a_stretched_trace_ends(hplm: Hplm, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP\n0\n" + "\n".join(str(1_700_000_000.5 + number / 9) for number in range(8000)))
+    rates = {"hbert": 2.4e-6, "mpnet": 2.4e-6}
+    assumed = replace(APART.assumptions, rates=rates, trace=str(trace), duration_s=1.7e9)
+    write_plan(replace(APART, assumptions=assumed), tmp_path / "plan.json")
+    done = hplm("place", "simulate", str(tmp_path / "plan.json"), "--cv-scale", "2")
+    assert done.returncode == 1
+    assert "warning: the gap after arrival 1 is" in done.stderr
+    assert "BAD_CONFIG: 1,700,000,000 s have 28,333,333 windows of 60 s, 1,000,000 were expected at most" in done.stderr
+    # Rate and duration bound the requests of a part of the trace.
+    options = ["--rate", "hbert=2", "--rate", "mpnet=2", "--seconds", "5", "--json"]
+    done = hplm("place", "simulate", str(tmp_path / "plan.json"), *options)
+    assert json.loads(done.stdout)["requests"] == 20
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "\x00", '{"version": 1}'])
+def test_a_plan_that_is_no_json_of_a_plan_is_one_line(hplm: Hplm, tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    done = hplm("place", "simulate", str(tmp_path / "plan.json"))
+    assert done.returncode == 1
+    assert done.stderr.startswith("hplm: BAD_CONFIG: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_load_as_planned_keeps_the_plan() -> None:
     verdict = judge(APART, Observed(3600.0, {"hbert": 10.0, "mpnet": 10.0}, 1.0, 1.0), 2)
     assert not verdict.wins
