@@ -33,7 +33,7 @@ MAX_TIME_STAMP = 1e20
 _UNITS = ((2.6e17, "Unix nanoseconds", 1e9), (2.6e14, "Unix microseconds", 1e6), (2.6e11, "Unix milliseconds", 1e3))
 # Seconds since 1970 of a date after 1973. Smaller numbers count from another time, so their unit is a guess.
 _LEAST_UNIX_S = 1e8
-# A gap so many times longer than the usual gap is told. Below and above these requests a second a unit is told as unlikely.
+# A gap that is this many times the usual gap gets a warning, and so does a rate outside of these requests a second.
 STRAY_GAP = 1000
 USUAL_RATES = (0.001, 100_000.0)
 
