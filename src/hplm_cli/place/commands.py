@@ -73,7 +73,8 @@ def plan(
     deadline_ms: DeadlineOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a usual text.")] = 32,
     hop_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds from a stage to the next, besides the time of the bytes.")
+        float,
+        typer.Option(min=0, max=60_000, help="Milliseconds from a stage to the next, besides the time of the bytes."),
     ] = 1.0,
     seconds: SecondsOption = None,
     seed: SeedOption = None,
@@ -283,9 +284,12 @@ def watch(
     metrics: Annotated[
         list[str], typer.Option("--metrics", help="Metrics page of a node: http://HOST:8002/metrics. Repeat it.")
     ],
-    window_s: Annotated[float, typer.Option(min=1, help="Seconds that are compared with the plan.")] = 3600.0,
+    window_s: Annotated[
+        float, typer.Option(min=1, max=2_592_000, help="Seconds that are compared with the plan.")
+    ] = 3600.0,
     every_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks. The counters change every five seconds.")
+        float,
+        typer.Option(min=0.1, max=86_400, help="Seconds between two looks. The counters change every five seconds."),
     ] = 15.0,
     max_stages: Annotated[int, typer.Option(min=1, help="Stages of a new plan at most.")] = 4,
     once: Annotated[bool, typer.Option("--once", help="End after the first verdict.")] = False,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import shutil
 import socketserver
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +24,7 @@ from hplm_builder.placement.plan_build import placement_of, stage_times_of
 from hplm_builder.placement.plan_file import read_tenant_rates, write_plan
 from hplm_builder.placement.planned_workload import planned_requests
 
+import hplm_cli
 from hplm.errors import DataError
 from hplm.placement.plan import CheckResult, Plan
 from hplm.placement.simulation import simulate
@@ -88,6 +92,24 @@ def test_a_simulation_of_a_stretched_trace_ends(hplm: Hplm, tmp_path: Path) -> N
     options = ["--rate", "hbert=2", "--rate", "mpnet=2", "--seconds", "5", "--json"]
     done = hplm("place", "simulate", str(tmp_path / "plan.json"), *options)
     assert json.loads(done.stdout)["requests"] == 20
+
+
+def test_a_plan_is_simulated_where_neither_the_package_nor_a_home_folder_can_be_written(
+    plan_file: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "src"
+    shutil.copytree(Path(hplm_cli.__file__).parents[1], source, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in (source, *source.rglob("*/")):
+        folder.chmod(0o555)
+    # The superuser may write everywhere, unless this capability is dropped.
+    without_rights = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override"] if os.getuid() == 0 else []
+    command = [*without_rights, sys.executable, "-m", "hplm_cli", "place", "simulate", str(plan_file)]
+    environment = {**os.environ, "HOME": "/proc/none", "PYTHONPATH": str(source)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd="/")
+    for folder in (source, *source.rglob("*/")):
+        folder.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert "are answered by their deadline" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{", "\x00", '{"version": 1}'])
