@@ -17,7 +17,7 @@ _LINE = re.compile(r"^hplm_tenant_texts_total\{(.*)\} (\S+)$", re.MULTILINE)
 # The line that Triton has for each model that it serves, also before the first request.
 _MODEL = re.compile(r'^nv_inference_request_success\{model="([^"]+)"', re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_COUNT = re.compile(r"[0-9.]{1,20}(e\+?[0-9]{1,2})?")
+_COUNT = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e\+?[0-9]{1,2})?")
 # A process of a stage of a base: NAME_plot, NAME_upper (or one of several), or NAME of a fused model, and the numbers that
 # Triton appends.
 _PROCESS = re.compile(r"(.+?)(?:_plot|_upper(?:_[0-9]+)?)?_[0-9]+_[0-9]+")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _compiled(function: Function) -> Function:
     """Return a compiled function. Its code is kept for later processes if a folder for that can be written."""
     try:
-        return njit(cache=True, nogil=True)(function)
+        return cast(Function, njit(cache=True, nogil=True)(function))
     except RuntimeError:
         # Neither the folder of this package nor a home folder can be written, as in many containers.
-        return njit(nogil=True)(function)
+        return cast(Function, njit(nogil=True)(function))
 
 
 @_compiled

@@ -74,13 +74,13 @@ class GammaArrivals(_AtMeanRate):
         chunk = int(expected + 4 * self.cv * expected**0.5) + 16
         # The run starts in the middle of a gap, so the first request comes after the rest of that gap.
         end = float(rng.uniform() * rng.gamma(shape + 1.0, 1.0 / (shape * self.rate_per_s)))
-        if chunk > MOST_ARRIVALS:
-            raise ConfigError(
-                f"{self} in {plain(duration_s)} s may be {chunk:,} arrivals, {MOST_ARRIVALS:,} were expected at most: lower "
-                "the rate, the cv or the duration"
-            )
         times = [np.array([end])]
         while end < duration_s:
+            if (drawn := len(times) * chunk) > MOST_ARRIVALS:
+                raise ConfigError(
+                    f"{self} in {plain(duration_s)} s may be {drawn:,} arrivals, {MOST_ARRIVALS:,} were expected at most: "
+                    "lower the rate, the cv or the duration"
+                )
             times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), chunk)))
             end = float(times[-1][-1])
         return _before(np.concatenate(times), duration_s)

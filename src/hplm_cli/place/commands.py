@@ -236,8 +236,8 @@ def apply(
     """
     planned, source = Plan.load(plan), Source.read(models)
     listen = ProxyAddress(host.strip("[]"), http_port, grpc_port)
-    apply_plan(planned, source, out, listen)
     needs_keys = source.has_keys()
+    apply_plan(planned, source, out, listen)
     say(f"wrote {out}. Serve each node on its machine, and run the proxy:")
     for node in planned.nodes:
         if any(group.node == node.name for group in planned.groups):

@@ -248,7 +248,7 @@ def test_a_usual_trace_is_told_without_a_warning(tmp_path: Path, trace: Path) ->
 
 def test_arrivals_and_stays_without_end_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"may be .* arrivals, 20,000,000 were expected at most"):
-        GammaArrivals(1.0, 1e7).times(60.0, rng())
+        GammaArrivals(1e6, 1e3).times(60.0, rng())
     with pytest.raises(ConfigError, match="60,000,000,000 stays, 1,000,000 were expected"):
         MmppArrivals((5.0, 80.0), (1e-9, 1e-9)).times(60.0, rng())
 

@@ -52,6 +52,8 @@ def test_a_plan_is_shown_with_its_groups_and_its_prediction() -> None:
     assert "unchecked" in shown
     checked = replace(APART, check=CheckResult("2026-01-01T00:00:00Z", 0.99, 0.96, 100, "here"))
     assert "predicted 99.00%, measured 96.00%, error 0.030" in "\n".join(plan_lines(checked))
+    without = replace(APART, prediction=replace(APART.prediction, of_base={"hbert": 1.0}))
+    assert "mpnet: no request in the simulated workload" in "\n".join(plan_lines(without))
 
 
 def test_a_plan_answers_less_in_time_at_a_higher_rate(hplm: Hplm, plan_file: Path) -> None:
