@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from hplm.core.characters import alike
 from hplm.core.text import TextEncoder, TextOrPair
 from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Tokens
@@ -28,6 +29,7 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
             yield from zip(chunk, (text.tokens for text in encoded), strict=True)
 
     return [
+        *data.notes,
         *task_named(data.task).warnings(data.labelled, data.labels, tokenise, encoder.max_tokens),
         *task_named(data.task).test_warnings(data.test),
         *_spelling_warnings(data),
@@ -59,7 +61,7 @@ def _spelling_warnings(data: LabelledData) -> list[str]:
     for name in task_named(data.task).label_names(data.labels):
         by_meaning.setdefault(_likely_meaning(name), []).append(name)
     return [
-        f"labels differ only in capitals, white space or how a number is written: {quoted(spellings)}; "
+        f"labels differ only in capitals, width, spaces or how a number is written: {quoted(spellings)}; "
         "do they mean the same label?"
         for spellings in by_meaning.values()
         if len(spellings) > 1
@@ -67,13 +69,13 @@ def _spelling_warnings(data: LabelledData) -> list[str]:
 
 
 def _likely_meaning(label: str) -> str | float:
-    """Return the number that a label spells, else the label without capitals and white space."""
+    """Return the number that a label spells, else the label as `alike` has it, without white space."""
     try:
         # Python accepts underscores between digits, a person does not mean a number by them.
         value = math.nan if "_" in label else float(label)
     except ValueError:
         value = math.nan
-    return value if math.isfinite(value) else "".join(label.split()).casefold()
+    return value if math.isfinite(value) else "".join(alike(label).split())
 
 
 def _repetition_warnings(data: LabelledData) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hplm.core.characters import trimmed
 from hplm.core.columns import USUAL_COLUMNS, Columns, check_use
 from hplm.errors import DataError
 from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
@@ -168,7 +169,7 @@ def _checked_label(where: str, value: Any) -> str:
             f"{where}: the label is a list of {len(value)}, but a text has one label: write it without brackets"
         )
     label = _checked(where, "label", value)
-    if (length := len(stripped := label.strip())) > LONGEST_LABEL:
+    if (length := len(stripped := trimmed(label))) > LONGEST_LABEL:
         raise DataError(f"{where}: the label has {length} characters, at most {LONGEST_LABEL} are accepted")
     if _CONTROL.search(stripped):
         # Labels are shown in logs and on terminals, where such characters could fake lines, colours or the order of text.
@@ -186,7 +187,7 @@ def _parts(entity: Any) -> tuple[Any, Any, Any]:
 def _checked_type(where: str, value: Any) -> str:
     """Return an entity's type. Raises DataError for a tag, because the type `B-PER` would give the tag `B-B-PER`."""
     kind = _checked_label(where, value)
-    if _TAGGED.match(kind.strip()):
+    if _TAGGED.match(trimmed(kind)):
         raise DataError(
             f"{where}: the entity's label {kind!a} is the tag of a word: give the type of the whole entity, for example PER "
             "for words tagged B-PER and I-PER, and leave words tagged O out"
