@@ -15,6 +15,7 @@ from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Tokens
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.languages import language_warnings
 from hplm_builder.tenants.prepared import chunks, sample_of
 
 MEASURED_TEXTS = 1000  # texts whose lengths are measured: enough for a share in whole percents
@@ -36,6 +37,7 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
         *_repetition_warnings(data),
         *leak_warnings(data),
         *_truncation_warnings(data, encoder),
+        *language_warnings([part for example in data.train for part in (example.text, example.pair) if part], encoder),
     ]
 
 
@@ -104,8 +106,7 @@ def _truncation_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
     )
     if not truncated:
         return []
-    share = f"{truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
+    share = f"about {truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
     return [
-        f"about {share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: "
-        "the rest is cut off"
+        f"{share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: the rest is cut off"
     ]
