@@ -42,9 +42,9 @@ def language_warnings(texts: Sequence[str], encoder: TextEncoder) -> list[str]:
         f"{word[:30]!r} in {count} pieces" if count else f"{word[:30]!r} unknown" for word, count in worst
     )
     return [
-        f"about {len(foreign) / len(long):.0%} of the texts seem to be in a language that the base hardly knows: their words have "
-        f"{pieces:.1f} pieces each, and {unknown / len(words):.0%} are unknown (such as {named}). The bases that hplm ships read "
-        "English. For other languages take another base: docs/own-base.md"
+        f"about {len(foreign) / len(long):.0%} of the texts seem to be in a language that the base hardly knows: their words "
+        f"have {pieces:.1f} pieces each, and {unknown / len(words):.0%} are unknown (such as {named}). The bases that hplm "
+        "ships read English; for other languages take another base (docs/own-base.md)"
     ]
 
 

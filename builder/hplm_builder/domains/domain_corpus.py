@@ -28,7 +28,10 @@ READING = "read the corpus"
 
 @dataclass(frozen=True)
 class DomainCorpus:
-    """A prepared corpus. `tokens` counts the tokens without special ones; `held_out` is not trained on. `warnings` are about the language."""
+    """A prepared corpus. `tokens` counts the tokens without special ones; `held_out` is not trained on.
+
+    `warnings` are about the language.
+    """
 
     text: PackedText
     held_out: PackedText
