@@ -53,7 +53,7 @@ def missing_warnings(examples: Iterable[LabelledText]) -> list[str]:
     """Return a sentence for each class whose name is a word for a missing value."""
     marked: dict[str, list[LabelledText]] = {}
     for example in examples:
-        if _is_missing(example):
+        if example.label is not None and _is_missing(example):
             marked.setdefault(str(example.label), []).append(example)
     return [
         f"{len(found):,} examples have the label {label!r}{_place(found[0])}, which is trained as a class: "

@@ -191,6 +191,11 @@ def table_rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[str, list[
             places = find(names, f"{path}, line 1")
             for row in rows:
                 lines.end_record()
+                if any(row[len(names) :]):
+                    raise DataError(
+                        f"{lines.where} has {len(row)} columns, the header has {len(names)}: numbers with decimal commas need "
+                        "quotes, or semicolons between columns"
+                    )
                 if row:
                     yield lines.where, [row[place] if place < len(row) else "" for place in places]
     except OSError as error:

@@ -130,8 +130,8 @@ def test_locust_loses_nothing(
     (tmp_path / "texts.txt").write_text("\n".join(tiny.sentences(20)))
     trace = tmp_path / "trace.csv"
     gaps = rng().gamma(0.25, 4.0, 500)
-    recorded = (f"2023-11-16 18:{int(s) // 60:02}:{s % 60:010.7f},1\n" for s in np.cumsum(gaps))
-    trace.write_text("TIMESTAMP,ContextTokens\n" + "".join(recorded))
+    recorded = (f"2023-11-16 18:{int(s) // 60:02}:{s % 60:010.7f};1\n" for s in np.cumsum(gaps))
+    trace.write_text("sep=;\nTimestamp;ContextTokens\n" + "".join(recorded))
     scenario = [str(trace) if one == "TRACE" else one for one in scenario]
     (tmp_path / "names.txt").write_text("\n".join(MEMBERS))
     tenants = {

@@ -151,12 +151,25 @@ def test_entities_are_read_as_annotation_tools_write_them(tmp_path: Path, key: s
         "id;Text ;Label;note, more\n1;a;x;\n",
         "text\tlabel\na\tx\n",
         '"text"\t"labels"\n"a"\tx\n',
+        "sep=;\r\nText;Label\r\na;x\r\n",
+        '\ufeff"sep=|"\r\ntext|label\r\na|x\r\n',
+        "SEP=\t\ntext\tlabel\na\tx\n",
+        "sep=,\n\u200bText\u00a0,\ufeffLabel\u00ad\na,x\n",
     ],
 )
 def test_a_csv_is_split_by_the_separator_that_gives_the_needed_columns_in_any_case(
     tmp_path: Path, content: str
 ) -> None:
-    assert read_file(write(tmp_path, "a.csv", content)) == [LabelledText("a", "x")]
+    path = write(tmp_path, "a.csv", content)
+    assert read_file(path) == [LabelledText("a", "x")]
+    check_header(path, Columns(), is_labelled=True)
+
+
+def test_errors_behind_a_separators_line_name_the_lines_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv, line 2: no column .*; the header was read as divided by '\|'"):
+        read_file(write(tmp_path, "a.csv", "sep=|\nbody|label\na|x\n"))
+    with pytest.raises(DataError, match="line 4 has 1 columns, the header has 2"):
+        read_file(write(tmp_path, "a.csv", "sep=;\ntext;label\na;x\nb\n"))
 
 
 TICKETS = Columns(text="body", label="Category")
