@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from hplm.core.characters import alike
+from hplm.core.characters import alike, shown
 from hplm.core.text import TextEncoder, TextOrPair
 from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Tokens
@@ -29,7 +29,7 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
             encoded = encoder.encode([example.text_or_pair for example in chunk])
             yield from zip(chunk, (text.tokens for text in encoded), strict=True)
 
-    return [
+    warnings = [
         *data.notes,
         *task_named(data.task).warnings(data.labelled, data.labels, tokenise, encoder.max_tokens),
         *task_named(data.task).test_warnings(data.test),
@@ -39,6 +39,7 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
         *_truncation_warnings(data, encoder),
         *language_warnings([part for example in data.train for part in (example.text, example.pair) if part], encoder),
     ]
+    return [shown(warning) for warning in warnings]
 
 
 def leak_warnings(data: LabelledData) -> list[str]:

@@ -1,4 +1,4 @@
-"""What labels in a file mean: numbers as people write them, marks of a missing value, and names that look the same."""
+"""The meaning of labels in a file: numbers as people write them, marks of a missing value, and names that look the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from hplm.core.characters import shown, trimmed, without_unseen
+from hplm.core.characters import trimmed, without_unseen
 from hplm.core.numbers import NumberColumn, read_numbers
 from hplm.errors import DataError
 from hplm.tasks.examples import MOST_NAMED, LabelledText, number_in
@@ -132,13 +132,13 @@ def _or_classes(task: str | None) -> str:
 def _places(found: Sequence[tuple[LabelledText, str]]) -> str:
     """Return the first values with their places."""
     named = "; ".join(
-        f"{shown(example.where) or repr(example.text[:60])}: {value[:60]!r}" for example, value in found[:MOST_NAMED]
+        f"{example.where or repr(example.text[:60])}: {value[:60]!r}" for example, value in found[:MOST_NAMED]
     )
     return named + "; ..." * (len(found) > MOST_NAMED)
 
 
 def _place(example: LabelledText) -> str:
-    return f" ({shown(example.where)})" if example.where else ""
+    return f" ({example.where})" if example.where else ""
 
 
 class LabelSpelling:
