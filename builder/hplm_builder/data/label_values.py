@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hplm.core.characters import trimmed, without_unseen
@@ -32,21 +32,24 @@ _MAY_BE_THOUSANDS = re.compile(r"\s*-?[1-9]\d{0,2}\.\d{3}\s*", re.ASCII)
 
 
 def check_error_values(parts: Parts) -> None:
-    """Refuse texts and labels that a spreadsheet or a program wrote because there was no value. Raises DataError."""
-    for what, values_of in (("label", lambda e: (e.label,)), ("text", lambda e: (e.text, e.pair))):
-        values: Callable[[LabelledText], Iterable[str | None]] = values_of
-        bad = [
-            (example, value)
-            for part in parts.values()
-            for example in part
-            for value in values(example)
-            if value is not None and ERROR_VALUE.fullmatch(trimmed(value))
-        ]
-        if bad:
-            raise DataError(
-                f"{len(bad):,} {what}s are error values or marks of a missing value ({_places(bad)}): "
-                "correct the cells, or delete the rows"
-            )
+    """Refuse labels and texts that a spreadsheet or a program wrote because there was no value. Raises DataError.
+
+    A text may be the word `nan`, but not `#N/A`.
+    """
+    bad = [
+        (example, value)
+        for part in parts.values()
+        for example in part
+        for value in (example.label, example.text, example.pair)
+        if value is not None
+        and ERROR_VALUE.fullmatch(cell := trimmed(value))
+        and (value is example.label or cell[0] == "#")
+    ]
+    if bad:
+        raise DataError(
+            f"{len(bad):,} labels or texts are error values or marks of a missing value ({_places(bad)}): "
+            "correct the cells, or delete the rows"
+        )
 
 
 def missing_warnings(examples: Iterable[LabelledText]) -> list[str]:
@@ -85,7 +88,8 @@ def numbers_in(parts: Parts, task: str | None) -> tuple[Parts, str | None, list[
     column = read_numbers(str(example.label) for example in written)
     odd = [example for example in written if example.label not in column.plain]
     words = [example for example in odd if example.label not in column.other and not _is_missing(example)]
-    has_many = len(column.plain) + len(column.other) > MOST_NUMBERED_CLASSES
+    literal = {example.label for example in labelled if example.is_literal and number_in(example.label) is not None}
+    has_many = len({*column.plain, *column.other, *literal}) > MOST_NUMBERED_CLASSES
     is_meant = bool(task) or written[0].is_score or (has_many and len(words) <= MOST_ODD_NUMBERS * len(labelled))
     if (odd or column.also) and not is_meant:
         return parts, task, []

@@ -16,6 +16,7 @@ from hplm.errors import DataError
 from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data import single_file_task
+from hplm_builder.data.label_values import check_error_values
 from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.data.labelled_checks import check_data, check_texts
 from hplm_builder.data.row_readers import READERS, Row, read_rows
@@ -58,6 +59,7 @@ def read_data(
 def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
     """Return `data` with the distinct `texts` that are in none of its parts. Raises DataError if no text remains."""
     check_texts("unlabelled texts", texts, is_pair=data.texts == 2)
+    check_error_values({"unlabelled": [*texts]})
     labelled = {example.text_or_pair for part in data.labelled.values() for example in part}
     distinct = {text.text_or_pair: text for text in texts}
     remaining = [text for key, text in distinct.items() if key not in labelled]

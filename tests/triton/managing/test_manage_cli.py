@@ -145,8 +145,8 @@ def test_a_dry_run_prints_what_it_would_cost(terminal: Terminal, place: Place) -
         ("1.{:03},5", [], ["task: regression", "'1.000,5' (odd.csv, line 3) as 1000.5"]),
         ("\ufeffbilling", [], ["one class ('billing')"]),
         ("1,{:03}", [], ["'1,000' (odd.csv, line 3) may have a decimal mark or divide thousands"]),
-        ("#N/A", [], ["40 labels are error values", "odd.csv, line 3: '#N/A'"]),
-        ("nan", [], ["40 labels are error values", "odd.csv, line 3: 'nan'"]),
+        ("#N/A", [], ["40 labels or texts are error values", "odd.csv, line 3: '#N/A'"]),
+        ("nan", [], ["40 labels or texts are error values", "odd.csv, line 3: 'nan'"]),
     ],
 )
 def test_a_dry_run_says_how_odd_labels_are_read(

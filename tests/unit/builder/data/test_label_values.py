@@ -71,6 +71,16 @@ def test_a_column_that_is_mostly_numbers_is_refused_with_the_lines_of_the_others
     assert read(tmp_path, labels * 2, "classification").task == "classification"
 
 
+def test_a_word_among_json_numbers_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    labels = [*(f"{number}.5" for number in range(MANY)), '"n/a"', '"7,5"']
+    path.write_text("".join(f'{{"text": "text {number}", "label": {label}}}\n' for number, label in enumerate(labels)))
+    with pytest.raises(DataError, match=r"1 of 49 labels are no numbers .*line 48: 'n/a'"):
+        read_data(path)
+    path.write_text(path.read_text().replace('"n/a"', '"8,5"'))
+    assert values(read_data(path)) == {number + 0.5 for number in range(MANY)}
+
+
 def test_half_decimal_commas_and_half_points_are_no_classes(tmp_path: Path) -> None:
     labels = [f"{number}{',' if number % 2 else '.'}5" for number in range(MANY)]
     with pytest.raises(DataError, match=r"23 of 47 labels are no numbers with a decimal point like '0\.5' \(.*'1,5'"):
@@ -106,13 +116,18 @@ def test_error_values_are_no_labels_and_no_texts(tmp_path: Path, mark: str, task
     labels = ["a", "b"] * 20
     labels[3] = labels[6] = mark
     with pytest.raises(
-        DataError, match=r"2 labels are error values or marks of a missing value \(.*line 5: .*; .*line 8: "
+        DataError, match=r"2 labels or texts are error values or marks of a missing value \(.*line 5: .*; .*line 8: "
     ):
         read(tmp_path, labels, task)
     path = tmp_path / "cells.csv"
     path.write_text("text,label\n" + "a b,x\nc d,y\n" * 5 + f"{mark},x\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"1 texts are error values .*cells.csv, line 12"):
+    if "#" not in mark:
+        assert read_data(path).task == "classification"
+        return
+    with pytest.raises(DataError, match=r"1 labels or texts are error values .*cells.csv, line 12"):
         read_data(path)
+    with pytest.raises(DataError, match=r"1 labels or texts are error values .*cells.csv, line 12"):
+        read_data(table(tmp_path, ["a", "b"] * 20), unlabelled=path)
 
 
 def test_a_word_for_a_missing_value_may_be_a_class_and_is_told(tmp_path: Path) -> None:
