@@ -25,7 +25,7 @@ def shown(text: str) -> str:
     r"""Return `text` for a message: `\u200b` for U+200B, and likewise for all that cannot be seen, except tabs and newlines."""
     if text.isprintable() and _UNSEEN.search(text) is None:
         return text
-    return "".join(character if _is_seen(character) else ascii(character)[1:-1] for character in text)
+    return "".join(character if _is_seen(character) else f"\\u{ord(character):04x}" for character in text)
 
 
 def _is_seen(character: str) -> bool:
