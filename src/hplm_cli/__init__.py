@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple, cast
 import typer
 from rich.console import Console
 
+from hplm.core.characters import shown
 from hplm.errors import HplmError
-from hplm.reporting.terminal_text import visible
 
 
 class Command(NamedTuple):
@@ -138,7 +138,7 @@ def main() -> None:
         make_app(wanted)()
     except (HplmError, OSError) as error:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(visible(f"hplm: {_message(error)}"), style="red", markup=False)
+        console.print(shown(f"hplm: {_message(error)}"), style="red", markup=False)
         _give_up_output()
         sys.exit(1)
     except ModuleNotFoundError as error:

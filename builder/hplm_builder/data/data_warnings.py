@@ -9,11 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from hplm.core.characters import alike, shown
 from hplm.core.text import TextEncoder, TextOrPair
 from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Tokens
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.languages import language_warnings
 from hplm_builder.tenants.prepared import chunks, sample_of
 
 MEASURED_TEXTS = 1000  # texts whose lengths are measured: enough for a share in whole percents
@@ -27,14 +29,17 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
             encoded = encoder.encode([example.text_or_pair for example in chunk])
             yield from zip(chunk, (text.tokens for text in encoded), strict=True)
 
-    return [
+    warnings = [
+        *data.notes,
         *task_named(data.task).warnings(data.labelled, data.labels, tokenise, encoder.max_tokens),
         *task_named(data.task).test_warnings(data.test),
         *_spelling_warnings(data),
         *_repetition_warnings(data),
         *leak_warnings(data),
         *_truncation_warnings(data, encoder),
+        *language_warnings([part for example in data.train for part in (example.text, example.pair) if part], encoder),
     ]
+    return [shown(warning) for warning in warnings]
 
 
 def leak_warnings(data: LabelledData) -> list[str]:
@@ -59,7 +64,7 @@ def _spelling_warnings(data: LabelledData) -> list[str]:
     for name in task_named(data.task).label_names(data.labels):
         by_meaning.setdefault(_likely_meaning(name), []).append(name)
     return [
-        f"labels differ only in capitals, white space or how a number is written: {quoted(spellings)}; "
+        f"labels differ only in capitals, width, spaces or how a number is written: {quoted(spellings)}; "
         "do they mean the same label?"
         for spellings in by_meaning.values()
         if len(spellings) > 1
@@ -67,13 +72,13 @@ def _spelling_warnings(data: LabelledData) -> list[str]:
 
 
 def _likely_meaning(label: str) -> str | float:
-    """Return the number that a label spells, else the label without capitals and white space."""
+    """Return the number that a label spells, else the label as `alike` has it, without white space."""
     try:
         # Python accepts underscores between digits, a person does not mean a number by them.
         value = math.nan if "_" in label else float(label)
     except ValueError:
         value = math.nan
-    return value if math.isfinite(value) else "".join(label.split()).casefold()
+    return value if math.isfinite(value) else "".join(alike(label).split())
 
 
 def _repetition_warnings(data: LabelledData) -> list[str]:
@@ -102,8 +107,7 @@ def _truncation_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
     )
     if not truncated:
         return []
-    share = f"{truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
+    share = f"about {truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
     return [
-        f"about {share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: "
-        "the rest is cut off"
+        f"{share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: the rest is cut off"
     ]

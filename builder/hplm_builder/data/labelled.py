@@ -16,7 +16,7 @@ class LabelledData:
     """Checked examples of one task.
 
     `labels` are the classes, or the tags O, B-x and I-x of a tagging, or REGRESSION_LABEL. `unlabelled` holds further texts
-    without labels.
+    without labels. `notes` say what was read otherwise than it is written.
     """
 
     task: str
@@ -25,6 +25,7 @@ class LabelledData:
     dev: list[LabelledText]
     test: list[LabelledText]
     unlabelled: list[LabelledText] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def labelled(self) -> dict[str, list[LabelledText]]:

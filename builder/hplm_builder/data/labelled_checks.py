@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hplm.errors import DataError
-from hplm.tasks.examples import LabelledText
+from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Task
 from hplm.tasks.task_loader import TASKS, task_named
+from hplm_builder.data.label_values import LabelSpelling, check_error_values, missing_warnings, numbers_in
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.splits import choose_tenth
 
 # Labels of a task. A head has one row per label, and more labels mean that a column of free text was taken for labels.
 MOST_LABELS = 1000
-MOST_EXACT = 2.0**53  # largest range of integers that a float holds exactly
 
 
 def check_data(
@@ -39,12 +38,18 @@ def check_data(
     if len(train) < 2:
         raise DataError(f"the train data holds {len(train)} example{'s' * (not train)}: at least two are needed")
     train, dev, test = _with_labels_or_entities(train, dev, test)
-    _check_alike({"train": train, "dev": dev, test_name: test})
-    kind = _task_of(train, task)
+    parts = {"train": train, "dev": dev, test_name: test}
+    _check_alike(parts)
+    check_error_values(parts)
+    numbers, task, notes = numbers_in(parts, task)
+    kind = _task_of(numbers["train"], task)
     if kind.labels_are_names:
-        spelling = _LabelSpelling(kind, expected_labels or ())
-        train, dev, test = ([spelling.apply(example) for example in part] for part in (train, dev, test))
-    labels = kind.labels_of({"train": train, "dev": dev, test_name: test})
+        examples = [example for part in parts.values() for example in part]
+        spelling = LabelSpelling(kind, expected_labels or (), examples)
+        numbers = {name: [spelling.apply(example) for example in part] for name, part in parts.items()}
+        notes = [*spelling.notes[:MOST_NAMED], *missing_warnings(examples)]
+    labels = kind.labels_of(numbers)
+    train, dev, test = numbers.values()
     if len(labels) > MOST_LABELS:
         raise DataError(
             f"{len(labels)} different labels came, at most {MOST_LABELS} are accepted: is this the right column?"
@@ -55,7 +60,7 @@ def check_data(
         train, dev = _split_off(kind, train, seed)
     # Checked after the split, because the only different value may have moved to dev.
     kind.check_split(train, dev)
-    return LabelledData(kind.name, labels, train, dev, test)
+    return LabelledData(kind.name, labels, train, dev, test, notes=notes)
 
 
 def _with_labels_or_entities(*parts: list[LabelledText]) -> list[list[LabelledText]]:
@@ -70,40 +75,6 @@ def _with_labels_or_entities(*parts: list[LabelledText]) -> list[list[LabelledTe
         return replace(example, entities=(), is_tagged=False)
 
     return [[keep_one(example) for example in part] for part in parts]
-
-
-class _LabelSpelling:
-    """The canonical spelling of each label: stripped, composed (NFC), JSON numbers and truth values as in JSON, 1.0 as 1.
-
-    A label that an earlier version spells in another way keeps that spelling.
-    """
-
-    def __init__(self, task: Task, expected: Sequence[str]) -> None:
-        self._known = set(task.label_names(expected))
-        self._by_spelling = {_canonical(label): label for label in sorted(self._known, reverse=True)}
-
-    def apply(self, example: LabelledText) -> LabelledText:
-        """Return the example with its labels in this spelling."""
-        label = None if example.label is None else self._spell(example.label, example.is_literal)
-        entities = tuple(replace(entity, label=self._spell(entity.label)) for entity in example.entities)
-        if (label, entities) == (example.label, example.entities):
-            return example
-        return replace(example, label=label, entities=entities)
-
-    def _spell(self, label: str, is_literal: bool = False) -> str:
-        if label in self._known:
-            return label
-        canonical = _canonical(label, is_literal)
-        return self._by_spelling.get(canonical, canonical)
-
-
-def _canonical(label: str, is_literal: bool = False) -> str:
-    if not is_literal:
-        return unicodedata.normalize("NFC", label.strip())
-    if label in ("True", "False"):
-        return label.lower()
-    value = float(label)
-    return str(int(value)) if value.is_integer() and abs(value) < MOST_EXACT else label
 
 
 def check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> None:
@@ -143,7 +114,11 @@ def _task_of(train: list[LabelledText], expected: str | None) -> Task:
 def _in_expected_order(labels: tuple[str, ...], expected: Sequence[str]) -> tuple[str, ...]:
     new, gone = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
     if new or gone:
-        changes = [f"{what}: {', '.join(names[:5])}" for what, names in (("new", new), ("missing", gone)) if names]
+        changes = [
+            f"{what}: {quoted(names, {*labels, *expected})}"
+            for what, names in (("new", new), ("missing", gone))
+            if names
+        ]
         raise DataError(
             f"the labels are not the labels of the first version ({'; '.join(changes)}): create another tenant"
         )

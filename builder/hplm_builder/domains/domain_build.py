@@ -150,6 +150,7 @@ def build_domain(
         record = {
             **({"parent": str(above[0])} if above else {}),
             "corpus": prepared.summary(),
+            **({"warnings": prepared.warnings} if prepared.warnings else {}),
             "settings": asdict(settings),
             "masked_lm": summary,
             "moved": distance(lowers.of_lineage(store, base, start).to(where), trained, measured),
@@ -310,4 +311,5 @@ def estimate_domain(
         "estimated_s": float(
             step_s * (settings.total_tokens + (settings.warmup_tokens + measured_tokens) / 3) + ngram_s * len(grams)
         ),
+        **({"warnings": prepared.warnings} if prepared.warnings else {}),
     }

@@ -7,12 +7,14 @@ first text that is read.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,14 @@ class TextEncoder:
         self._portion = CHARACTERS_PER_TOKEN * max_tokens
         if self._unsure_words is None and not self._splits_at_spaces:
             self._portion = MOST_CHARACTERS
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id of what the vocabulary lacks; None if it lacks nothing, as a vocabulary of bytes."""
+        model = json.loads(self._tokenizer.to_str())["model"]
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        return self._tokenizer.token_to_id(model.get("unk_token") or "")
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
         """Tokenise a batch. A text of white space alone gives only special tokens, see `check_not_empty`.

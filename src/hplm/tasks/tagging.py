@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hplm.core.wire import LabelledSpan
 from hplm.errors import DataError
 from hplm.tasks.entity_scores import entity_f1, entity_types, gold_entities
-from hplm.tasks.examples import Entity, Examples, LabelledText, Parts
+from hplm.tasks.examples import Entity, Examples, LabelledText, Parts, quoted
 from hplm.tasks.tag_sequences import (
     Scores,
     are_moderate,
@@ -121,7 +121,7 @@ class Tagging(Task):
         for name, part in parts.items():
             if unknown := sorted(_types(part) - set(kinds)):
                 raise DataError(
-                    f"the {name} data has types of entities that the train data lacks: {', '.join(unknown[:5])}"
+                    f"the {name} data has types of entities that the train data lacks: {quoted(unknown, kinds)}"
                 )
         return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
 

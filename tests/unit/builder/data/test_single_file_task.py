@@ -60,7 +60,7 @@ def test_files_of_parts_take_precedence_over_a_single_file(tmp_path: Path) -> No
         ({**PARTS, "val": [["one"]]}, "val 1: expected"),
         ({**PARTS, "test": [["fly me", "travel"], ["", "travel"]]}, "test 2: the text is empty"),
         ({**PARTS, "train": [["a", "x"], ["b", None]]}, "train 2: `label` is null"),
-        ({**PARTS, "test": [["tell a joke", "oos"]]}, "labels that the train data lacks: oos"),
+        ({**PARTS, "test": [["tell a joke", "oos"]]}, "labels that the train data lacks: 'oos'"),
     ],
 )
 def test_an_error_names_its_place_in_the_single_file(tmp_path: Path, content: object, words: str) -> None:

@@ -275,7 +275,7 @@ def test_a_proof_with_other_labels_is_refused_before_training(
     data = files(service, train=rows(60, 1), proof="text,label\nsome words,green\n")
     job = str(ask(service, "tenant.create", tenant="acme", data=data, levels=BASES, settings=LEARNING)["job"])
     work(store)
-    assert "the proof data has labels that the train data lacks: green" in failure(registry, job, "BAD_DATA")
+    assert "the proof data has labels that the train data lacks: 'green'" in failure(registry, job, "BAD_DATA")
 
 
 @EMPTY
