@@ -31,6 +31,7 @@ from hplm.cascade.offline import answer_offline
 from hplm.cascade.promise import proved_accuracy
 from hplm.cascade.pruning import prune
 from hplm.cascade.selection import CascadeTarget
+from hplm.core.text import text_key
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ContractError, CorruptArtifactError, DataError, JobCancelledError
 from hplm.models.base import Base
@@ -129,8 +130,10 @@ def test_a_temperature_undoes_what_multiplies_the_logits(levels: list[LevelInput
         head = levels[1].tenant.head
         tenant = replace(levels[1].tenant, head=replace(head, weight=head.weight * factor, bias=head.bias * factor))
         with Level(replace(levels[1], tenant=tenant)) as level:
-            fitted.append(level.fit_temperature(level.answer(texts), data.dev))
-    assert fitted[1] == pytest.approx(0.5 * fitted[0], rel=0.02)
+            answered = level.answer(texts)
+            fitted.append(level.calibrate(answered, data.dev, level.judge(answered, data.dev, 1.0).right))
+    print(fitted)
+    assert 0
 
 
 def test_pruned_outputs_are_those_of_the_pruned_texts(opened: list[Level], data: LabelledData) -> None:
@@ -256,7 +259,7 @@ def test_proof_examples_that_trained_an_earlier_version_are_left_out(
     new, earlier = LabelledText("the blue bird", "blue"), LabelledText("an earlier text", "red")
     save_outputs(tmp_path / "outputs", built.outputs, used_by(replace(data, train=[earlier])))
     used = load_used(tmp_path / "outputs")
-    assert used == {checksum(example) for example in (earlier, *data.dev)}
+    assert used == {checksum(text_key(example.text)) for example in (earlier, *data.dev)}
     _, proof, warnings = set_aside(data, [earlier, new], seed=0, used=used)
     assert proof == [new]
     assert warnings == ["1 of 2 proof examples have trained or selected an earlier version, so they prove nothing"]
