@@ -365,11 +365,14 @@ def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Pat
 def test_test_texts_in_the_train_data_give_a_warning(bench: Place, tmp_path: Path) -> None:
     shutil.copytree(bench.root / "colours", leaky := tmp_path / "leaky")
     train, test = (next(leaky.glob(f"{part}.*")) for part in ("train", "test"))
-    test.write_text(train.read_text())
+    test.write_text(2 * train.read_text())
     options = [*bench.options("methods"), *with_original(bench), "--data", str(leaky), "--method", "shared"]
     done = CliRunner().invoke(app, [*options, "--json", str(report := tmp_path / "report.json")])
     assert done.exit_code == 0, (done.output, done.exception)
-    leaks = json.loads(report.read_text())["settings"]["leaks"]
+    settings = json.loads(report.read_text())["settings"]
+    leaks, repeats = settings["leaks"], settings["repeats"]["leaky"]["test"]
+    assert re.match(r"120 test examples have \d+ distinct texts: each text counts once", repeats)
+    assert f"leaky: {repeats}" in done.stderr
     # Counted over the sample, not over all 60 texts.
     (leak,) = [leak for leak in leaks["leaky"] if "train data" in leak and "test texts" in leak]
     assert re.fullmatch(r"\d+ of 24 test texts are in the train data too: test scores are too good", leak)
