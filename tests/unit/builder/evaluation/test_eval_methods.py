@@ -457,11 +457,11 @@ def test_a_taggings_results_with_the_older_choice_of_epoch_are_refused(bench: Pl
     ("files", "words"),
     [
         ({}, "train.jsonl cannot be read"),
-        ({"train.jsonl": ROW * 4}, "bad has no test data"),
+        ({"train.jsonl": ROW, "dev.jsonl": ROW}, "bad has no test data"),
         ({"train.jsonl": ROW, "test.jsonl": "x\n"}, "test.jsonl, line 1 is not JSON"),
         ({"train.jsonl": ROW * 4, "test.jsonl": ROW.replace("y", "z")}, "bad: the test data has labels that"),
         ({"data_full.json": "{}"}, "expected an object with the lists train, val, test"),
-        ({"train.conll": TAGS * 4, "test.conll": "a O\n"}, "bad: the test data holds no entity"),
+        ({"train.conll": TAGS, "dev.conll": TAGS, "test.conll": "a O\n"}, "bad: the test data holds no entity"),
     ],
     ids=["empty", "no-test", "no-json", "other-labels", "no-parts", "no-entity"],
 )
