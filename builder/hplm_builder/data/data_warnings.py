@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from hplm.core.characters import alike, shown
-from hplm.core.text import TextEncoder, TextOrPair
+from hplm.core.text import TextEncoder, TextOrPair, text_key
 from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Tokens
 from hplm.tasks.task_loader import task_named
@@ -43,12 +43,12 @@ def data_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
 
 
 def leak_warnings(data: LabelledData) -> list[str]:
-    """Return a sentence for dev and for test data that share texts with the train data."""
-    train_texts = {example.text_or_pair for example in data.train}
+    """Return a sentence for each two parts that share texts: dev and test with train, and test with dev."""
+    keys = {name: {text_key(example.text_or_pair) for example in part} for name, part in data.labelled.items()}
     return [
-        f"{shared:,} of {len(part):,} {name} texts are in the train data too: {name} scores are too good"
-        for name, part in (("dev", data.dev), ("test", data.test))
-        if (shared := sum(example.text_or_pair in train_texts for example in part))
+        f"{shared:,} of {len(keys[name]):,} {name} texts are in the {other} data too: {name} scores are too good"
+        for name, other in (("dev", "train"), ("test", "train"), ("test", "dev"))
+        if (shared := len(keys[name] & keys[other]))
     ]
 
 
@@ -82,14 +82,17 @@ def _likely_meaning(label: str) -> str | float:
 
 
 def _repetition_warnings(data: LabelledData) -> list[str]:
-    task, warnings = task_named(data.task), []
+    """Return what was left out of dev and test, and how many train examples share their text."""
+    task, warnings = task_named(data.task), [*data.repeats.values()]
+    counts = Counter[TextOrPair]()
     labels_of: dict[TextOrPair, set[object]] = {}
     # Quote the place of a text, not the text, because tenants' cards keep the warnings.
     place_of: dict[TextOrPair, str] = {}
     for example in data.train:
-        labels_of.setdefault(example.text_or_pair, set()).add(task.gold(example))
-        place_of[example.text_or_pair] = example.where
-    counts = Counter(example.text_or_pair for example in data.train)
+        key = text_key(example.text_or_pair)
+        counts[key] += 1
+        labels_of.setdefault(key, set()).add(task.gold(example))
+        place_of[key] = example.where
     if repeated := sum(count for count in counts.values() if count > 1):
         warnings.append(f"{repeated:,} of {len(data.train):,} train examples share their text with another example")
     if ambiguous := [text for text, labels in labels_of.items() if len(labels) > 1]:

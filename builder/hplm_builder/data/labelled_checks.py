@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from hplm.core.text import TextOrPair, text_key
 from hplm.errors import DataError
 from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Task
@@ -31,6 +34,7 @@ def check_data(
     """Return the checked examples of one task. Raises DataError, which calls the data in `test` `test_name`.
 
     An empty `dev` is split off `train` by `seed` and text: a tenth of every class, or of what else the task has for strata.
+    Dev and test keep one example for each distinct text, see `distinct_examples`.
     If `task` is None, the labels decide (`Task.is_meant_by`). Entities mean tagging, unless all their lists are empty beside
     labels. Numbers mean regression if at least one is not an integer. Other labels mean classification, but nearly only numbers
     are refused. `expected_labels` are the labels of an earlier version: the labels must be the same, and keep that order.
@@ -58,9 +62,45 @@ def check_data(
         labels = _in_expected_order(labels, expected_labels)
     if not dev:
         train, dev = _split_off(kind, train, seed)
+    dev, repeated_dev = distinct_examples("dev", dev, kind)
+    test, repeated_test = distinct_examples(test_name, test, kind)
     # Checked after the split, because the only different value may have moved to dev.
     kind.check_split(train, dev)
-    return LabelledData(kind.name, labels, train, dev, test, notes=notes)
+    repeats = {name: words for name, words in (("dev", repeated_dev), ("test", repeated_test)) if words}
+    return LabelledData(kind.name, labels, train, dev, test, repeats=repeats, notes=notes)
+
+
+def distinct_examples(name: str, part: list[LabelledText], task: Task) -> tuple[list[LabelledText], str]:
+    """Return one example for each distinct text of a part, and a sentence on what was left out; "" if nothing was.
+
+    Scores, proofs and choices assume independent examples, and a copy of a text is no further evidence. Texts are compared by
+    `text_key`. A text with several labels keeps the most frequent label, of equally frequent ones the first; of numbers the
+    median.
+    """
+    copies: dict[TextOrPair, list[LabelledText]] = {}
+    for example in part:
+        copies.setdefault(text_key(example.text_or_pair), []).append(example)
+    if (repeats := len(part) - len(copies)) == 0:
+        return part, ""
+    kept, several = [], 0
+    for examples in copies.values():
+        golds = [task.gold(example) for example in examples]
+        several += len(set(golds)) > 1
+        kept.append(examples[_usual(golds)])
+    words = (
+        f"{len(part):,} {name} examples have {len(copies):,} distinct texts: each text counts once, "
+        f"{repeats:,} repeat{'s are' if repeats > 1 else ' is'} left out"
+    )
+    if several:
+        words += f"; {several:,} of these texts have more than one label, of which the usual one is kept"
+    return kept, words
+
+
+def _usual(golds: Sequence[object]) -> int:
+    """Return the place of the most frequent label, or of the median of numbers."""
+    if isinstance(golds[0], float):
+        return int(np.argsort(np.array(golds, np.float64), kind="stable")[(len(golds) - 1) // 2])
+    return golds.index(Counter(golds).most_common(1)[0][0])
 
 
 def _with_labels_or_entities(*parts: list[LabelledText]) -> list[list[LabelledText]]:
@@ -128,16 +168,28 @@ def _in_expected_order(labels: tuple[str, ...], expected: Sequence[str]) -> tupl
 def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
     """Return train without a tenth of it, and that tenth as dev. Raises DataError if train is too small."""
     strata = [task.stratum(example) for example in train]
-    sizes = Counter(strata)
-    chosen = set()
+    # All copies of a text go to the side of its first one.
+    keys = [text_key(example.text_or_pair) for example in train]
+    first_of: dict[TextOrPair, int] = {}
+    for i, key in enumerate(keys):
+        first_of.setdefault(key, i)
+    firsts = first_of.values()
+    sizes = Counter(strata[i] for i in firsts)
+    chosen = set[TextOrPair]()
     for has_entities in (True, False):
         texts = {
-            i: str(example.text_or_pair)
-            for i, example in enumerate(train)
-            if sizes[strata[i]] > 1 and bool(example.entities) == has_entities
+            i: str(train[i].text_or_pair)
+            for i in firsts
+            if sizes[strata[i]] > 1 and bool(train[i].entities) == has_entities
         }
-        chosen |= choose_tenth(texts, strata, seed)
+        chosen |= {keys[i] for i in choose_tenth(texts, strata, seed)}
     if not chosen:
+        distinct = f" of {len(firsts)} distinct texts" if len(firsts) < len(train) else ""
         advice = task.too_few_advice(train)
-        raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data{advice}")
-    return [example for i, example in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]
+        raise DataError(
+            f"{len(train)} train examples{distinct} are too few to split dev data off: give dev data{advice}"
+        )
+    sides: tuple[list[LabelledText], list[LabelledText]] = [], []
+    for key, example in zip(keys, train, strict=True):
+        sides[key in chosen].append(example)
+    return sides

@@ -12,6 +12,7 @@ from typing import Any
 
 from hplm.core.characters import trimmed
 from hplm.core.columns import USUAL_COLUMNS, Columns, check_use
+from hplm.core.text import text_key
 from hplm.errors import DataError
 from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
 from hplm.tasks.task_loader import task_named
@@ -60,8 +61,8 @@ def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> Labell
     """Return `data` with the distinct `texts` that are in none of its parts. Raises DataError if no text remains."""
     check_texts("unlabelled texts", texts, is_pair=data.texts == 2)
     check_error_values({"unlabelled": [*texts]})
-    labelled = {example.text_or_pair for part in data.labelled.values() for example in part}
-    distinct = {text.text_or_pair: text for text in texts}
+    labelled = {text_key(example.text_or_pair) for part in data.labelled.values() for example in part}
+    distinct = {text_key(text.text_or_pair): text for text in texts}
     remaining = [text for key, text in distinct.items() if key not in labelled]
     if not remaining:
         raise DataError("the unlabelled data holds no text that is not in the labelled data already")

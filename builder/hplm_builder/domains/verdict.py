@@ -43,13 +43,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class DevResult:
-    """The scores of heads on a file of labelled examples: `metric` is the task's, higher is better."""
+    """The scores of heads on a file of labelled examples: `metric` is the task's, higher is better.
+
+    `repeats` says in a sentence which copies of texts were left out.
+    """
 
     file: str
     task: str
     metric: str
     examples: int
     scores: Difference
+    repeats: str = ""
 
 
 def compare(score: Callable[[Rows], tuple[float, float]], count: int) -> Difference:
@@ -121,6 +125,7 @@ class Verdict:
             sentences.append(f"Loss of masked words on held-out text: {_words(self.text)}.")
         sentences += [
             f"{result.file}, {result.examples:,} examples: {result.metric} {_words(result.scores)}."
+            + (f" {result.repeats}." if result.repeats else "")
             for result in self.dev
         ]
         if not self.dev:

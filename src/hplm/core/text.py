@@ -279,6 +279,26 @@ def _code_points(characters: Iterable[str]) -> str:
     return "".join(f"\\x{{{ord(one):x}}}" for one in sorted(characters))
 
 
+def text_key(text: TextOrPair) -> TextOrPair:
+    """Return a text or pair in the form by which statistics compare it, because a near-copy is no new evidence.
+
+    Case, white space, compatible forms of characters (Unicode NFKC) and characters without width do not count.
+    """
+    if isinstance(text, tuple):
+        first, second = text
+        return _key(first), _key(second)
+    return _key(text)
+
+
+def _key(text: str) -> str:
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(one for one in text if unicodedata.category(one) != "Cf")
+        # Once more, because folding may leave characters that NFKC composes.
+        text = unicodedata.normalize("NFKC", text.casefold())
+    return " ".join(text.casefold().split())
+
+
 def _texts_of(text: TextOrPair) -> tuple[str, ...]:
     return text if isinstance(text, tuple) else (text,)
 

@@ -81,6 +81,9 @@ class Regression(Task):
     def stratum(self, example: LabelledText) -> str:
         return ""
 
+    def gold(self, example: LabelledText) -> object:
+        return example.value
+
     def test_warnings(self, test: Examples) -> list[str]:
         is_constant = len({example.value for example in test}) == 1
         return ["the test data holds one value only: its scores mean nothing"] if is_constant else []

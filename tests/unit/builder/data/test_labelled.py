@@ -683,6 +683,45 @@ def test_the_error_for_too_few_examples_suggests_a_regression_only_if_labels_are
     assert ("--task regression" in str(refusal.value)) is is_said
 
 
+def test_dev_and_test_have_each_distinct_text_once_with_its_usual_label_and_say_what_was_left_out() -> None:
+    train = texts("x", "y")
+    first = [
+        LabelledText(" A Cat", "y"),
+        LabelledText("a cat", "x"),
+        LabelledText("A  CAT", "x"),
+        LabelledText("dog", "y"),
+    ]
+    data = check_data(train, first * 60, [*texts("x"), LabelledText("TEXT 0", "x")])
+    assert [(one.text, one.label) for one in data.dev] == [("a cat", "x"), ("dog", "y")]
+    assert data.counts == {"train": 2, "dev": 2, "test": 1}
+    assert data.repeats == {
+        "dev": "240 dev examples have 2 distinct texts: each text counts once, 238 repeats are left out; 1 of these texts "
+        "have more than one label, of which the usual one is kept",
+        "test": "2 test examples have 1 distinct texts: each text counts once, 1 repeat is left out",
+    }
+
+
+def test_copies_of_a_number_keep_the_median_and_copies_of_a_tagging_may_differ_in_white_space() -> None:
+    values = [LabelledText("same", str(value)) for value in (9.5, 1.5, 2.5)]
+    data = check_data(texts(0.5, 1.5), [*values, *texts(3.5)], [])
+    assert [one.label for one in data.dev] == ["2.5", "3.5"]
+    anna = [
+        LabelledText("Anna ran", None, (Entity("PER", 0, 4),)),
+        LabelledText(" anna ran", None, (Entity("PER", 1, 5),)),
+    ]
+    assert "label" not in check_data(anna, anna, []).repeats["dev"]
+
+
+def test_copies_of_a_text_are_on_one_side_of_the_split() -> None:
+    train = [*texts(*"ab" * 30), *(LabelledText(f"Text  {i}", "ab"[i % 2]) for i in range(60))]
+    data = check_data(train, [], [])
+    assert (len(data.train), len(data.dev)) == (108, 6)
+    assert not {one.text.casefold() for one in data.dev} & {" ".join(one.text.casefold().split()) for one in data.train}
+    assert data.repeats["dev"].startswith("12 dev examples have 6 distinct texts")
+    with pytest.raises(DataError, match="60 train examples of 2 distinct texts are too few to split dev data off"):
+        check_data(texts("a", "b") * 30, [], [])
+
+
 def test_odd_line_separators_inside_a_field_stay_inside(tmp_path: Path) -> None:
     (one,) = read_file(write(tmp_path, "a.csv", "label,text\npos,good film\u2028bad\x0cfilm\n"))
     assert one.text == "good film\u2028bad\x0cfilm"
