@@ -184,14 +184,14 @@ def test_kept_settings_outlast_a_change_between_two_stages_and_a_fused_model(
         assert (fused.base, fused.num_threads) == ("mine", 0)
         assert (models / "hbert" / "1" / fused.store).resolve() == tmp_path / "store"
         assert "count: 2 kind" in (models / "hbert" / "config.pbtxt").read_text()
-    assert "--look-up-instances" in hplm(*command, "--fused", "--look-up-instances", "2").stderr
+    assert "--look-up-instances" in hplm(*command, "--base", "mine", "--fused", "--look-up-instances", "2").stderr
     exported("--keep-settings", "--no-fused")
     assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
     plot, upper, _ = load_serving_settings(models)
     assert (plot.miss, plot.most_domains, upper.num_slots, upper.dtype) == ("backoff", 7, 16, "float32")
     assert "count: 2 kind" in (models / "hbert_upper" / "config.pbtxt").read_text()
-    exported("--fused")
-    exported()
+    exported("--fused", "--base", "mine")
+    exported("--base", "mine")
     assert load_serving_settings(models).encode.num_slots == EncodeSettings.num_slots
     assert {path.name for path in models.iterdir()} == {*names(base_roles()), *names(MANAGING)}
 
