@@ -144,7 +144,11 @@ def build_domain(
             raise ConfigError(f"training with learning_rate {settings.learning_rate:g} diverged: choose a lower one")
         trained = model.lower.eval()
         verdict = Verdict(
-            folder.parent.name, name_start(start, before), losses.difference(), is_update=before is not None
+            folder.parent.name,
+            name_start(start, before),
+            losses.difference(),
+            is_update=before is not None,
+            base=base.config.name,
         )
         measured = grams if len(grams) else prepared.grams.grams
         record = {

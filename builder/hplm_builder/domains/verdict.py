@@ -84,7 +84,7 @@ class Verdict:
     """The measurements of a domain: `text` on held-out text of its corpus, `dev` on files of labelled examples.
 
     `text` holds losses, None if the held-out text is too short. `domain` and `start` name what is compared: the domain, and
-    its parent, or the version before if `is_update`.
+    its parent, or the version before if `is_update`. `base` is the base of the domain.
     """
 
     domain: str
@@ -92,6 +92,7 @@ class Verdict:
     text: Difference | None
     dev: Sequence[DevResult] = ()
     is_update: bool = False
+    base: str = ""
 
     @property
     def on_text(self) -> Outcome:
@@ -139,7 +140,9 @@ class Verdict:
             return f"Train tenants over it: --domain {self.domain}."
         if self.outcome == "helps":
             return f"A lower loss does not show that tenants gain: compare a tenant over both, {self.domain} and {self.start}."
-        remove = f"`hplm domain delete {self.domain}` removes the domain"
+        # Each base may have a domain of this name.
+        of_base = f" --base {self.base}" if self.base else ""
+        remove = f"`hplm domain delete {self.domain}{of_base}` removes the domain"
         return f"Leave tenants on {self.start}; {remove} with all versions." if self.is_update else f"{remove}."
 
     def as_dict(self) -> dict[str, Any]:
