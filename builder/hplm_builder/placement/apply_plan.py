@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -13,6 +15,7 @@ from hplm.core.settings import ManagerSettings, load_settings
 from hplm.errors import ConfigError, DataError
 from hplm.placement.plan import Plan, PlannedGroup, PlannedNode
 from hplm.registry.catalog import Catalog
+from hplm.registry.registry import Registry
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm.triton.launcher.instances import instances_in
@@ -33,8 +36,8 @@ PLAN_FILE = "plan.json"
 MODELS = "models"
 # The files that an applied plan has beside its nodes' folders.
 FILES = frozenset({PLAN_FILE, CONFIG_FILE, BASES_FILE, TENANTS_FILE, HOT_FILE})
-# Hosts on which `hplm serve` listens by default.
-LOOPBACK = ("127.0.0.1", "localhost")
+# Names of the host on which `hplm serve` listens by default.
+DEFAULT_HOSTS = ("127.0.0.1", "localhost")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Source:
     def base(self, name: str) -> ServedBase:
         """Return the base that clients call by `name`. Raises ConfigError if there is none."""
         return served_base(self.models, name)
+
+    def has_keys(self) -> bool:
+        """Return whether the store has a key that is not revoked. Raises RegistryError if the registry cannot be read."""
+        with closing(Registry.open_read_only(self.store)) as registry:
+            return any(key.revoked_s is None for key in registry.keys_since(0).keys)
 
     def model_of_tenant(self) -> dict[str, str]:
         """Return the model of each tenant's default base, by tenant, for the bases of the repository."""
@@ -112,36 +120,31 @@ def proxied_nodes(plan: Plan) -> list[ProxiedNode]:
             raise ConfigError(
                 f'node {node.name!r} of the plan has no address: add "address": "HOST:PORT" to the cluster file and plan again'
             )
-        host, _, port = node.address.rpartition(":")
-        http_port = int(port)
+        ports = node.ports
         found.append(
             ProxiedNode(
-                node.name,
-                number,
-                host,
-                http_port,
-                node.grpc_port or http_port + 1,
-                node.health_port or http_port + 3,
-                bases_of[node.name],
+                node.name, number, node.host, ports["http"], ports["grpc"], ports["health"], bases_of[node.name]
             )
         )
     return found
 
 
-def serve_command(node: PlannedNode, folder: Path) -> str:
-    """Return the command that serves a node, to be run on that node."""
-    http_port = int(node.address.rpartition(":")[2])
-    ports = {
-        "http": http_port,
-        "grpc": node.grpc_port or http_port + 1,
-        "metrics": http_port + 2,
-        "health": node.health_port or http_port + 3,
-    }
-    options = " ".join(f"--{name}-port {port}" for name, port in ports.items())
-    host = node.address.rpartition(":")[0]
+def serve_command(node: PlannedNode, folder: Path, *, needs_keys: bool) -> str:
+    """Return the command that serves a node, to be run on that node. `needs_keys`: the store has keys."""
+    options = [f"--{name}-port {port}" for name, port in node.ports.items()]
+    if node.host not in DEFAULT_HOSTS:
+        options.append(f"--host {node.host}")
     # A server beyond this machine needs keys, unless the operator decides otherwise.
-    reach = "" if host in LOOPBACK else f" --host {host} --keys"
-    return f"hplm serve --models {folder / node.name / MODELS} {options}{reach}"
+    if needs_keys or not _is_loopback(node.host):
+        options.append("--keys")
+    return f"hplm serve --models {shlex.quote(str(folder / node.name / MODELS))} {' '.join(options)}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _write_node(node: PlannedNode, groups: Sequence[PlannedGroup], source: Source, models: Path) -> None:

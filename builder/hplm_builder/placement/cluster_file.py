@@ -13,10 +13,9 @@ from hplm.core.names import check_name_of
 from hplm.core.settings import parse_settings
 from hplm.errors import ConfigError
 from hplm.placement.cluster import Cluster, Node
-from hplm.placement.plan import PlannedNode
+from hplm.placement.plan import PlannedNode, check_address
 
 MIB = 1 << 20
-_ADDRESS = re.compile(r"[A-Za-z0-9_.-]+:[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class NodeEntry:
     """A node of the file. Each device is a GPU of `gpus`, or the cores of an element of `cores`.
 
     `device_mib` is the memory of each device for models, `host_cache_mib` that of the node for adapters of tenants. `address`
-    is `HOST:PORT` of the HTTP port of the node's server. The other ports are those of `hplm serve` if they are 0.
+    is `HOST:PORT` or `[IPv6]:PORT` of the HTTP port of the node's server. Other ports that are 0 are those of `hplm serve`.
     """
 
     name: str
@@ -46,11 +45,7 @@ class NodeEntry:
             raise ConfigError(f"devices of different cores or GPUs, numbered from 0, were expected, got {used}")
         if self.device_mib < 1 or self.host_cache_mib < 0:
             raise ConfigError(f"device_mib of 1 or more was expected, got {self.device_mib}")
-        if self.address and not _ADDRESS.fullmatch(self.address):
-            raise ConfigError(f"address: HOST:PORT was expected, got {self.address!r}")
-        for port in (self.grpc_port, self.health_port):
-            if not 0 <= port < 65536:
-                raise ConfigError(f"a port from 1 to 65535 was expected, got {port}")
+        check_address(self.address, self.grpc_port, self.health_port)
 
     def planned(self) -> PlannedNode:
         """Return the node as plans name it."""
@@ -108,7 +103,7 @@ def read_cluster(path: Path) -> Nodes:
         raise ConfigError(f"{path} cannot be read as a cluster file: {error}") from error
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise ConfigError(f"{path}{line}: a cluster file is JSON: {error}") from error
     if not isinstance(values, dict) or set(values) - {"nodes", "mib_per_s"} or not _is_full_list(values.get("nodes")):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hplm.errors import ConfigError
+from hplm.errors import ConfigError, DataError
 from hplm.placement.plan import Assumptions
-from hplm.workloads.arrivals import require_positive
+from hplm.reporting.benchmark_result import plain
+from hplm.workloads.arrivals import TraceArrivals, require_positive
 from hplm.workloads.model_requests import ModelRequests
-from hplm.workloads.model_traffic import gamma_requests, resampled, trace_requests
-from hplm.workloads.traces import Seconds, read_trace
+from hplm.workloads.model_traffic import gamma_requests, resampled, split_requests
+from hplm.workloads.traces import load_trace
 from hplm.workloads.windows import fit_windows
 
 # Seconds of a window in which a trace's arrivals are fitted before they are drawn with another cv.
@@ -41,14 +42,19 @@ def trace_assumptions(
 ) -> tuple[dict[str, float], float, float]:
     """Return the rate of each base, the cv of the gaps and the length in seconds of a trace at these rates.
 
-    Without `rates` the trace keeps its own rate, and all bases have equal shares.
+    Without `rates` the trace keeps its own rate, and all bases have equal shares. Raises DataError if a gap is nearly the
+    whole trace then, because that rate says nothing.
     """
-    times_s = read_trace(trace)
-    own_rate = (len(times_s) - 1) / float(times_s[-1])
-    all_rates = dict(rates) or dict.fromkeys(bases, own_rate / len(bases))
-    length_s = float(times_s[-1]) * own_rate / sum(all_rates.values())
-    (window,) = fit_windows(times_s, float(times_s[-1]), float(times_s[-1]))
-    return all_rates, window.cv, length_s
+    recorded = load_trace(trace)
+    if not rates and recorded.is_stretched:
+        raise DataError(
+            f"{trace}: a trace with a rate of its own was expected, and one gap of {plain(recorded.largest_gap_s)} s is nearly "
+            f"all of it (the usual gap is {plain(recorded.usual_gap_s)} s): remove the stray time stamp, or give --rate"
+        )
+    all_rates = dict(rates) or dict.fromkeys(bases, recorded.rate_per_s / len(bases))
+    recorded_s = float(recorded.times_s[-1])
+    (window,) = fit_windows(recorded.times_s, recorded_s, recorded_s)
+    return all_rates, window.cv, (len(recorded.times_s) - 1) / sum(all_rates.values())
 
 
 def planned_requests(assumed: Assumptions, scales: Scales | None = None) -> ModelRequests:
@@ -80,18 +86,16 @@ def sent_requests(assumed: Assumptions, scales: Scales | None = None) -> ModelRe
             f"{count:,.0f} requests are too many to simulate, {MOST_REQUESTS:,} were expected at most: give a shorter --seconds"
         )
     rng = np.random.default_rng(assumed.seed)
-    if not assumed.trace:
-        return gamma_requests(rates, assumed.cv * scales.cv, deadlines, assumed.duration_s, rng)
-    times_s = _at_rate(read_trace(Path(assumed.trace)), sum(rates.values()), assumed.duration_s)
-    requests = trace_requests(times_s, tuple(rates), deadlines, rng, shares=rates)
-    return requests if scales.cv == 1 else resampled(requests, WINDOW_S, deadlines, rng, cv_scale=scales.cv)
-
-
-def _at_rate(times_s: Seconds, rate_per_s: float, duration_s: float) -> Seconds:
-    """Return the first `duration_s` seconds of a trace that is played at another rate."""
-    own_rate = (len(times_s) - 1) / float(times_s[-1])
-    scaled: Seconds = times_s * (own_rate / rate_per_s)
-    kept = scaled[scaled < duration_s]
-    if len(kept) < 2:
-        raise ConfigError(f"the trace has {len(kept)} arrivals in {duration_s:g} s: give a longer --seconds")
-    return kept
+    if assumed.trace:
+        arrivals = TraceArrivals(Path(assumed.trace), sum(rates.values()))
+        requests = split_requests(arrivals, rates, deadlines, assumed.duration_s, rng)
+        if scales.cv != 1:
+            requests = resampled(requests, WINDOW_S, deadlines, rng, cv_scale=scales.cv)
+    else:
+        requests = gamma_requests(rates, assumed.cv * scales.cv, deadlines, assumed.duration_s, rng)
+    if not len(requests):
+        raise ConfigError(
+            f"the workload has no request in {plain(assumed.duration_s)} s at {plain(sum(rates.values()))} requests/s: give a "
+            "longer --seconds"
+        )
+    return requests

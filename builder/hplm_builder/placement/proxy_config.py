@@ -17,6 +17,9 @@ from hplm.placement.plan import TenantRule
 CONFIG_FILE = "haproxy.cfg"
 # Maps that the configuration names: from a model of a base, a tenant or a hot tenant to its pool of nodes.
 BASES_FILE, TENANTS_FILE, HOT_FILE = "bases.map", "tenants.map", "hot.map"
+# HAProxy's socket, as HAProxy and the shell read it: in a folder that the user who runs HAProxy can write. The proxy's port is
+# in its name, because a second HAProxy on the machine would take the socket of the first.
+SOCKET = "${{XDG_RUNTIME_DIR-/tmp}}/hplm-proxy-{port}.sock"
 # The pool of all nodes.
 ALL = "all"
 # The endpoint of `hplm serve` that says whether every model answers, and that of a Triton without `hplm serve`.
@@ -35,6 +38,8 @@ global
   default-path config
   # Bytes of a request that HAProxy keeps.
   tune.bufsize {buffer}
+  # For the operator, for example to drain a node. Only the user that runs HAProxy can use the socket.
+  stats socket "{socket}" mode 600 level admin
 
 defaults
   mode http
@@ -116,6 +121,22 @@ class ProxyAddress:
     http_port: int = 8080
     grpc_port: int = 8081
 
+    @property
+    def socket(self) -> str:
+        """The path of the socket at which the operator drains nodes, with a variable that HAProxy and the shell replace."""
+        return SOCKET.format(port=self.http_port)
+
+    @property
+    def client_urls(self) -> tuple[str, str]:
+        """The addresses that clients use, over HTTP and gRPC, from the machine of the proxy if it listens on all addresses."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{in_url(host)}:{self.http_port}", f"grpc://{in_url(host)}:{self.grpc_port}"
+
+
+def in_url(host: str) -> str:
+    """Return a host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -160,12 +181,12 @@ def proxy_files(
         "hot": HOT_FILE,
     }
     values |= {"large": LARGE_BYTES, "managing": _managing_rules()}
-    parts = [_HEAD.format(config=CONFIG_FILE, buffer=BUFFER_BYTES)]
+    parts = [_HEAD.format(config=CONFIG_FILE, buffer=BUFFER_BYTES, socket=listen.socket)]
     for protocol, frontend, port in (
         ("http", _HTTP_FRONTEND, listen.http_port),
         ("grpc", _GRPC_FRONTEND, listen.grpc_port),
     ):
-        parts.append(frontend.format(host=listen.host, port=port, **values))
+        parts.append(frontend.format(host=in_url(listen.host), port=port, **values))
         parts.append(_CHOICE.format(protocol=protocol, **values))
     parts += [_backend(protocol, pool, rule, health_path) for pool in pools for protocol in ("http", "grpc")]
     # A base that every node holds needs no look-up by tenant, so that new tenants need no new file.
@@ -186,11 +207,11 @@ def _backend(protocol: str, pool: Pool, rule: TenantRule, health_path: str) -> s
         lines += ["balance leastconn"]
     lines += [f"option httpchk GET {health_path}", "http-check expect status 200"]
     for node in pool.nodes:
-        port = node.http_port if protocol == "http" else node.grpc_port
+        address = f"{in_url(node.host)}:{node.http_port if protocol == 'http' else node.grpc_port}"
         weight = rule.weights.get(node.name, 1)
         over_h2 = " proto h2 check-proto h1" if protocol == "grpc" else ""
         lines.append(
-            f"server {node.name} {node.host}:{port} id {node.number} weight {weight} check port {node.health_port}{over_h2}"
+            f"server {node.name} {address} id {node.number} weight {weight} check port {node.health_port}{over_h2}"
         )
     return "\n  ".join(lines) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from hplm.workloads.arrivals import (
 )
 from hplm.workloads.deadlines import DeadlineClasses
 from hplm.workloads.tenants import Tenants, UniformTenants, ZipfTenants
-from hplm.workloads.traces import read_trace
+from hplm.workloads.traces import load_trace
 from hplm.workloads.windows import WindowedArrivals, fit_windows
 from hplm_loadtest.scenarios.outcomes import LATE_S, NOT_SENT, Run
 from hplm_loadtest.scenarios.result_rows import load_goals
@@ -217,9 +218,9 @@ def run_scenario(scenario: Scenario, load: Load) -> None:
         raise typer.Exit(1)
 
 
-def print_error(message: str) -> None:
+def print_error(message: str, style: str | None = "red") -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print(f"hplm loadtest: {message}", style="red")
+    console.print(f"hplm loadtest: {message}", style=style, markup=False)
 
 
 def make_result(scenario: Scenario, load: Load, mix: RequestMix, outcome: Outcome) -> Report:
@@ -260,7 +261,7 @@ def judge(run: Run) -> bool:
     bad = run.kinds["lost"] + run.kinds["failed"]
     if (message := verdict(run)) is not None:
         print_error(message)
-    return bad == 0 and run.kept_up
+    return bad == 0 and run.kept_up and run.kinds["answered"] > 0
 
 
 def verdict(run: Run) -> str | None:
@@ -413,16 +414,20 @@ def replay(
 
     Example: hplm loadtest replay --trace azure_llm_conv_2023.csv --rate 30 --window 60 --cv-scale 4
     """
-    arrivals: Arrivals
-    if window_s is None:
-        if cv_scale is not None:
-            raise ConfigError("--cv-scale changes the cv of windows: give --window too")
-        arrivals = TraceArrivals(trace, rate_per_s, 1.0 if burstiness is None else burstiness)
-    else:
-        if burstiness is not None:
-            raise ConfigError("--burstiness is for a replay without windows: give --cv-scale in its place")
-        times_s = read_trace(trace)
-        recorded_s = float(times_s[-1])
-        windows = fit_windows(times_s, recorded_s, window_s)
-        arrivals = WindowedArrivals(windows, rate_per_s * recorded_s / len(times_s), cv_scale or 1.0)
+    if window_s is None and cv_scale is not None:
+        raise ConfigError("--cv-scale changes the cv of windows: give --window too")
+    if window_s is not None and burstiness is not None:
+        raise ConfigError("--burstiness is for a replay without windows: give --cv-scale in its place")
+    arrivals: Arrivals = TraceArrivals(trace, rate_per_s, 1.0 if burstiness is None else burstiness)
+    recorded = load_trace(trace)
+    for line in recorded.lines():
+        print_error(line, style="yellow" if line.startswith("warning") else None)
+    if window_s is not None:
+        # The windows that the run reaches have the mean rate, not those of the whole trace.
+        windows = fit_windows(recorded.times_s, float(recorded.times_s[-1]), window_s)[
+            : math.ceil(duration_s / window_s)
+        ]
+        if not (count := WindowedArrivals(windows).expected_count(duration_s)):
+            raise ConfigError(f"the first {plain(duration_s)} s of {trace} have no arrivals: give a longer --duration")
+        arrivals = WindowedArrivals(windows, rate_per_s * duration_s / count, cv_scale or 1.0)
     run_scenario(Scenario("replay", arrivals, duration_s), load)

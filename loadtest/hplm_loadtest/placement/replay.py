@@ -74,7 +74,7 @@ def replay(
     tenants_of_base: Mapping[str, Sequence[str]],
     requests: ModelRequests,
     texts: Sequence[str],
-) -> Outcomes:
+) -> Replay:
     """Replay requests to bases, after a warm-up, and return how each request ended.
 
     urls: the gRPC addresses that answer each base; behind a proxy, the proxy's address alone. base_names: the Triton model of
@@ -82,7 +82,7 @@ def replay(
     Raises ConfigError if a base has no address or no tenant, UnreachableError if no server listens.
     """
     targets = {base: [Target(url, base_names[base], url) for url in urls.get(base, ())] for base in requests.names}
-    return recorded_replay(targets, tenants_of_base, requests, texts).outcomes
+    return recorded_replay(targets, tenants_of_base, requests, texts)
 
 
 def recorded_replay(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from hplm.errors import UnreachableError
 from hplm.reporting.benchmark_result import plain
 from hplm_loadtest.scenarios.grpc_load import closed_loop
 from hplm_loadtest.scenarios.outcomes import Run
@@ -22,9 +24,11 @@ MIN_WAVES = 6
 def saturate(url: str, draw: Callable[[int], Requests], in_flight: int, *, warm_up: Run, seconds: float = 0.0) -> Run:
     """Send requests in a closed loop for about `seconds`, and at least `MIN_WAVES` waves of `in_flight` requests.
 
-    warm_up: a closed loop on the same server, which tells the server's rate.
+    warm_up: a closed loop on the same server, which tells the server's rate. Raises UnreachableError if it has no answer.
     """
-    count = max(MIN_WAVES * in_flight, enough_requests(len(warm_up) / warm_up.span_s, seconds, in_flight))
+    if not (answers := warm_up.kinds["answered"]):
+        raise UnreachableError(f"answers to the warm-up were expected, got {dict(Counter(warm_up.codes))} from {url}")
+    count = max(MIN_WAVES * in_flight, enough_requests(answers / warm_up.span_s, seconds, in_flight))
     return closed_loop(url, draw(count), in_flight)
 
 

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int32]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-@njit(cache=True, nogil=True)
+def _compiled(function: Function) -> Function:
+    """Return a compiled function. Its code is kept for later processes if a folder for that can be written."""
+    try:
+        return cast(Function, njit(cache=True, nogil=True)(function))
+    except RuntimeError:
+        # Neither the folder of this package nor a home folder can be written, as in many containers.
+        return cast(Function, njit(nogil=True)(function))
+
+
+@_compiled
 def run(
     times_s: Floats,
     models: Integers,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,15 @@ from hplm.core.settings import parse_settings
 from hplm.errors import ConfigError
 from hplm.placement.served_model import ServedModel
 
+# The host is a name, an IPv4 address, or an IPv6 address in brackets.
+_ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 # Changed when a plan's fields change their meaning.
 PLAN_VERSION = 1
 
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A machine of the plan, see `hplm.placement.cluster.Node`. `address` is `HOST:PORT` of its server's HTTP port.
+    """A machine of the plan, see `hplm.placement.cluster.Node`. `address` is `HOST:PORT` of its server's HTTP port, or empty.
 
     `cores` are the cores of each device, or else `gpus` the number of each device's GPU. `grpc_port` and `health_port` 0 mean
     as `hplm serve` chooses them: the HTTP port + 1 and + 3.
@@ -41,6 +47,46 @@ class PlannedNode:
             raise ConfigError(
                 f"node {self.name!r}: cores or a GPU for each of {self.devices} devices were expected, got {len(named)}"
             )
+        check_address(self.address, self.grpc_port, self.health_port)
+
+    @property
+    def host(self) -> str:
+        """The host of `address`, an IPv6 address without its brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports of the node's server: http, grpc, metrics, health. The node must have an address."""
+        http_port = int(self.address.rpartition(":")[2])
+        return {
+            "http": http_port,
+            "grpc": self.grpc_port or http_port + 1,
+            "metrics": http_port + 2,
+            "health": self.health_port or http_port + 3,
+        }
+
+
+def check_address(address: str, *ports: int) -> None:
+    """Raise ConfigError if the address of a node, or a further port of it, is none. An empty address and port 0 are not set."""
+    found = _ADDRESS.fullmatch(address)
+    # The server's further ports follow the port for HTTP.
+    if address and not (found and 0 < int(found[2]) < 65533 and _is_ipv6_or_name(found[1])):
+        raise ConfigError(
+            f"address: HOST:PORT was expected, such as 10.0.0.1:8000 or [fd00::1]:8000, port below 65533, got {address!r}"
+        )
+    for port in ports:
+        if not 0 <= port < 65536:
+            raise ConfigError(f"a port from 1 to 65535 was expected, got {port}")
+
+
+def _is_ipv6_or_name(host: str) -> bool:
+    if not host.startswith("["):
+        return True
+    try:
+        ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -98,6 +144,25 @@ class Assumptions:
     duration_s: float = 600.0
     seed: int = 0
     outside_ms: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        positive = {"cv": self.cv, "duration_s": self.duration_s, "tokens": self.tokens}
+        _check_numbers(
+            {**positive, **{f"deadline_ms of {base}": ms for base, ms in self.deadline_ms.items()}}, above_0=True
+        )
+        _check_numbers(
+            {**self.rates, **{f"outside_ms of {base}": ms for base, ms in self.outside_ms.items()}}, above_0=False
+        )
+        if missing := sorted(self.rates.keys() - self.deadline_ms.keys()):
+            raise ConfigError(f"deadline_ms of base {missing[0]!r} was expected, got none")
+
+
+def _check_numbers(values: Mapping[str, Any], *, above_0: bool) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, int | float) and 0 <= value < math.inf and (value or not above_0)):
+            raise ConfigError(
+                f"{name}: a finite number {'above' if above_0 else 'not below'} 0 was expected, got {value!r:.50}"
+            )
 
 
 @dataclass(frozen=True)
@@ -166,7 +231,7 @@ class Plan:
         """Read a plan. Raises ConfigError, which names the file, if it is no plan of this version."""
         try:
             values: Any = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: cannot be read as a plan ({error}): `hplm place plan` writes one") from error
         if isinstance(values, dict) and values.get("version") != PLAN_VERSION:
             raise ConfigError(

@@ -17,6 +17,10 @@ from hplm.errors import ConfigError
 from hplm.reporting.benchmark_result import plain
 from hplm.workloads.traces import Seconds, read_trace
 
+# Arrivals that a workload draws at most, and stays of a state: more take minutes and gigabytes.
+MOST_ARRIVALS = 20_000_000
+MOST_STAYS = 1_000_000
+
 
 class Arrivals(Protocol):
     """The interface of every workload in this module."""
@@ -72,6 +76,11 @@ class GammaArrivals(_AtMeanRate):
         end = float(rng.uniform() * rng.gamma(shape + 1.0, 1.0 / (shape * self.rate_per_s)))
         times = [np.array([end])]
         while end < duration_s:
+            if (drawn := len(times) * chunk) > MOST_ARRIVALS:
+                raise ConfigError(
+                    f"{self} in {plain(duration_s)} s may be {drawn:,} arrivals, {MOST_ARRIVALS:,} were expected at most: "
+                    "lower the rate, the cv or the duration"
+                )
             times.append(end + np.cumsum(rng.gamma(shape, 1.0 / (shape * self.rate_per_s), chunk)))
             end = float(times[-1][-1])
         return _before(np.concatenate(times), duration_s)
@@ -113,6 +122,11 @@ class MmppArrivals:
         stays_s = np.array(self.mean_stay_s)
         # Every state is entered equally often, so the run starts in a state with a probability in proportion to its stay.
         state = int(rng.choice(len(stays_s), p=stays_s / stays_s.sum()))
+        if (stays := duration_s / float(stays_s.mean())) > MOST_STAYS:
+            raise ConfigError(
+                f"{plain(duration_s)} s have about {stays:,.0f} stays, {MOST_STAYS:,} were expected at most: make the stays "
+                "longer or the duration shorter"
+            )
         times, begin_s = [], 0.0
         while begin_s < duration_s:
             stay_s = float(rng.exponential(stays_s[state]))
@@ -220,7 +234,8 @@ class TraceArrivals(_AtMeanRate):
     Unix seconds. A date without a time zone is UTC.
 
     Each gap, as a multiple of the mean gap, is raised to the power `burstiness`: 0 gives equal gaps, 1 keeps the trace, 2 is
-    more bursty. A run starts at a random place of the trace and continues at the trace's start when the trace ends.
+    more bursty. A run has as many arrivals as rate and duration say, from a random place of the trace on. The trace starts
+    again when it ends. So a pause or a rush of the recording changes when the requests of a run come, and not how many.
     """
 
     path: Path
@@ -237,9 +252,16 @@ class TraceArrivals(_AtMeanRate):
 
     def times(self, duration_s: float, rng: np.random.Generator) -> Seconds:
         gaps = _relative_gaps(self.path) ** self.burstiness
-        gaps = np.roll(gaps, -rng.integers(len(gaps))) / gaps.mean() / self.rate_per_s
-        rounds = int(duration_s / gaps.sum()) + 1
-        return _before(np.cumsum(np.tile(gaps, rounds)), duration_s)
+        count = int(self.expected_count(duration_s) + rng.uniform())
+        # Many arrivals of a trace may have the same time, so at least one gap of the run must be above 0.
+        above_0 = np.concatenate([[0], np.cumsum(np.resize(gaps > 0, len(gaps) + count))])
+        starts = np.flatnonzero(above_0[count : count + len(gaps)] > above_0[: len(gaps)])
+        if not len(starts):
+            return np.empty(0)
+        own = np.resize(np.roll(gaps, -rng.choice(starts)), count)
+        # The gaps lie on a circle as long as the run, and the run begins at a random place of the circle.
+        shares = np.cumsum(own) / own.sum() + rng.uniform()
+        return np.sort(duration_s * np.mod(shares, 1.0))
 
 
 def _relative_gaps(path: Path) -> Seconds:

@@ -16,6 +16,8 @@ from hplm.workloads.traces import Seconds
 _LEAST_GAPS = 3
 # The least cv of a fitted window. Exactly equal gaps have a cv of 0, which no Gamma distribution has.
 _LEAST_CV = 0.01
+# Windows at most of a recording and of a run: each takes microseconds and a hundred bytes, so that a million take seconds.
+MOST_WINDOWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Window:
 def fit_windows(times_s: Seconds, duration_s: float, window_s: float) -> tuple[Window, ...]:
     """Return the windows of arrivals at `times_s` (rising, from 0 to `duration_s`). The last window may be shorter."""
     require_positive(duration_s=duration_s, window_s=window_s)
+    _check_count(duration_s, window_s)
     # A remainder of less than a millionth of a window comes from rounding and is no window.
     starts = np.arange(0.0, duration_s - 1e-6 * window_s, window_s)
     ends = np.minimum(starts + window_s, duration_s)
@@ -38,6 +41,14 @@ def fit_windows(times_s: Seconds, duration_s: float, window_s: float) -> tuple[W
         inside = times_s[np.searchsorted(times_s, start_s) : np.searchsorted(times_s, end_s)]
         windows.append(Window(end_s - start_s, len(inside) / (end_s - start_s), _cv(inside)))
     return tuple(windows)
+
+
+def _check_count(duration_s: float, window_s: float) -> None:
+    if duration_s / window_s > MOST_WINDOWS:
+        raise ConfigError(
+            f"{plain(duration_s)} s have {duration_s / window_s:,.0f} windows of {plain(window_s)} s, {MOST_WINDOWS:,} were "
+            "expected at most: make the windows longer, the duration shorter, or remove stray time stamps from the trace"
+        )
 
 
 def _cv(times_s: Seconds) -> float:
@@ -85,6 +96,7 @@ class WindowedArrivals:
 
     def _laid_out(self, duration_s: float) -> list[tuple[float, float, Window]]:
         """Return the start and the width of each window in a run, and the window."""
+        _check_count(duration_s, sum(window.width_s for window in self.windows) / len(self.windows))
         laid_out, start_s, number = [], 0.0, 0
         while start_s < duration_s:
             window = self.windows[number % len(self.windows)]

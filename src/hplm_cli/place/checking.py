@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -18,18 +19,19 @@ from hplm_builder.placement.planned_workload import planned_requests, sent_reque
 from hplm_builder.placement.proxy_config import ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
 from hplm_builder.profiles.stage_timings import WORDS
+from hplm_client.cli.display import console
 from hplm_loadtest.placement.loopback import NodeServer, addresses, serve_plan
 from hplm_loadtest.placement.replay import replay
+from hplm_loadtest.scenarios.outcomes import LATE_S
 
 from hplm.adapters.bank import TenantBank
-from hplm.errors import ArtifactError, ConfigError
+from hplm.errors import ArtifactError, ConfigError, InternalError
 from hplm.models import base_folder
 from hplm.placement.live_simulation import simulate_live
 from hplm.placement.outcomes import Outcomes
 from hplm.placement.plan import CheckResult, Plan, PlannedNode
 from hplm.registry.catalog import Catalog
 from hplm.registry.records import ServedTenant
-from hplm.reporting.terminal_text import say
 from hplm.runtime.processor import processor_name
 from hplm.triton.launcher.ports import free_ports
 
@@ -54,13 +56,20 @@ def check_plan(plan: Plan, source: Source, seconds: float) -> Checked:
     """Serve a plan on this machine, replay `seconds` of its workload, and compare with the prediction for these requests."""
     assumed = replace(plan.assumptions, duration_s=min(seconds, plan.assumptions.duration_s))
     requests = sent_requests(assumed)
-    if not len(requests):
-        raise ConfigError(f"the workload has no request in {seconds:g} s: give a longer --seconds")
     predicted = simulate_live(placement_of(plan), stage_times_of(plan), planned_requests(assumed))
     tenants = askable_tenants(source, list(requests.names))
     texts = random_texts(plan.assumptions.tokens, min(len(requests), MOST_TEXTS))
     with serving(plan, source) as (urls, where):
-        measured = replay(urls, {base: base for base in requests.names}, tenants, requests, texts)
+        replayed = replay(urls, {base: base for base in requests.names}, tenants, requests, texts)
+    run, measured = replayed.run, replayed.outcomes
+    if run.kinds["failed"]:
+        raise InternalError(
+            f"answers or refusals were expected from the nodes of the plan, got {dict(Counter(run.codes))}: nothing is noted"
+        )
+    if not run.kept_up:
+        _note(
+            f"the clients fell behind: {1 - run.sent_within(LATE_S):.1%} of the requests were sent more than 20 ms late"
+        )
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     result = CheckResult(now, predicted.attainment, measured.attainment, len(requests), where)
     return Checked(predicted, measured, result)
@@ -74,11 +83,11 @@ def serving(plan: Plan, source: Source) -> Iterator[tuple[Mapping[str, Sequence[
     where = f"{processor_name()}, {len(cores)} cores"
     if wanted > len(cores):
         where += f" for devices with {wanted} cores"
-        say(
+        _note(
             f"the plan's devices have {wanted} cores, and this machine has {len(cores)}: answers will be slower than planned"
         )
     elif wanted == len(cores):
-        say(
+        _note(
             "the plan's devices have all cores of this machine, and Triton, the look-up stages, the proxy and the clients need "
             "some too: under load answers will be slower than planned"
         )
@@ -88,7 +97,7 @@ def serving(plan: Plan, source: Source) -> Iterator[tuple[Mapping[str, Sequence[
         with serve_plan(local, applied, log=logs) as servers:
             program = find_haproxy()
             if program is None:
-                say(
+                _note(
                     "HAProxy is not installed: requests go to the nodes directly, each to the node with the shortest queue"
                 )
                 yield addresses(local, servers), f"{where}, without a proxy"
@@ -156,6 +165,10 @@ def random_texts(tokens: int, count: int) -> list[str]:
     """Return texts of random words with a number of tokens, special tokens included. The same numbers give the same texts."""
     rng = np.random.default_rng(1)
     return [" ".join(rng.choice(list(WORDS), max(1, tokens - SPECIAL_TOKENS)).tolist()) for _ in range(count)]
+
+
+def _note(text: str) -> None:
+    console().print(text, markup=False)
 
 
 def _takes_one_text(bank: TenantBank, tenant: ServedTenant) -> bool:

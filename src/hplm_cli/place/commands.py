@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +28,15 @@ from hplm_builder.placement.proxy_config import CONFIG_FILE, ProxyAddress
 from hplm_client.cli.display import console
 from hplm_client.cli.options import JsonOption
 
+from hplm.errors import HplmError
 from hplm.placement.plan import Plan
 from hplm.placement.search.explain import explain as explain_placement
 from hplm.placement.simulation import simulate
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.reporting.terminal_text import say
+from hplm.workloads.traces import load_trace
 from hplm_cli.place.shown_plan import comparison_lines, outcome_lines, show_plan
-from hplm_cli.place.watching import judge, metrics_page, verdict_lines
+from hplm_cli.place.watching import first_look, judge, look, verdict_lines
 from hplm_cli.place.workload_options import (
     CvOption,
     DeadlineOption,
@@ -70,7 +73,8 @@ def plan(
     deadline_ms: DeadlineOption = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of a usual text.")] = 32,
     hop_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds from a stage to the next, besides the time of the bytes.")
+        float,
+        typer.Option(min=0, max=60_000, help="Milliseconds from a stage to the next, besides the time of the bytes."),
     ] = 1.0,
     seconds: SecondsOption = None,
     seed: SeedOption = None,
@@ -107,6 +111,7 @@ def plan(
       hplm place plan --cluster cluster.json --trace requests.csv --deadline-ms 200 --fewest-devices --target 0.99
     """
     source, nodes = Source.read(models), read_cluster(cluster)
+    _tell_trace(trace)
     known = [base.name for base in source.bases]
     rates = numbers_by_base("--rate", rate, known)
     measured = measured_bases(source, list(rates) or known, tokens, hop_ms / 1000, nodes)
@@ -162,6 +167,7 @@ def simulate_plan(
         seconds=seconds,
         seed=seed,
     )
+    _tell_trace(Path(changed.trace) if changed.trace else None)
     requests = planned_requests(changed, Scales(rate_scale, cv_scale, deadline_scale))
     outcomes = simulate(placement_of(planned), stage_times_of(planned), requests)
     if as_json:
@@ -228,13 +234,19 @@ def apply(
 
     Example: hplm place apply plan.json --models /srv/hplm/models --out /srv/hplm/placed
     """
-    planned = Plan.load(plan)
-    apply_plan(planned, Source.read(models), out, ProxyAddress(host, http_port, grpc_port))
+    planned, source = Plan.load(plan), Source.read(models)
+    listen = ProxyAddress(host.strip("[]"), http_port, grpc_port)
+    needs_keys = source.has_keys()
+    apply_plan(planned, source, out, listen)
     say(f"wrote {out}. Serve each node on its machine, and run the proxy:")
     for node in planned.nodes:
         if any(group.node == node.name for group in planned.groups):
-            say(f"  {node.name}: {serve_command(node, out)}")
-    say(f"  proxy: haproxy -f {out / CONFIG_FILE}")
+            say(f"  {node.name}: {serve_command(node, out, needs_keys=needs_keys)}")
+    say(f"  proxy: haproxy -f {shlex.quote(str(out / CONFIG_FILE))}")
+    if needs_keys:
+        say("The store has keys, so each node answers only requests with a key: docs/access.md.")
+    say(f"Clients connect to {' or '.join(listen.client_urls)}.")
+    say(f'To drain a node, use the socket "{listen.socket}" as docs/placement.md says.')
 
 
 @app.command()
@@ -272,37 +284,53 @@ def watch(
     metrics: Annotated[
         list[str], typer.Option("--metrics", help="Metrics page of a node: http://HOST:8002/metrics. Repeat it.")
     ],
-    window_s: Annotated[float, typer.Option(min=1, help="Seconds that are compared with the plan.")] = 3600.0,
+    window_s: Annotated[
+        float, typer.Option(min=1, max=2_592_000, help="Seconds that are compared with the plan.")
+    ] = 3600.0,
     every_s: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two looks. The counters change every five seconds.")
+        float,
+        typer.Option(min=0.1, max=86_400, help="Seconds between two looks. The counters change every five seconds."),
     ] = 15.0,
     max_stages: Annotated[int, typer.Option(min=1, help="Stages of a new plan at most.")] = 4,
     once: Annotated[bool, typer.Option("--once", help="End after the first verdict.")] = False,
 ) -> None:
     """Compare the plan's assumptions with what the nodes count, and say when a new plan would win, and by how much.
 
-    The first verdict comes when the window is full, the next ones every quarter of it. End the command with Ctrl-C.
+    Each node must answer at the start. The first verdict comes when the window is full, the next ones every quarter of it. If
+    pages or requests are missing then, the command says so in place of a verdict, and with --once its status is 1. Ctrl-C ends
+    the command.
 
     Example: hplm place watch plan.json --metrics http://10.0.0.1:8002/metrics --metrics http://10.0.0.2:8002/metrics
     """
     planned = Plan.load(plan)
-    window = LoadWindow(list(planned.assumptions.rates), window_s)
+    bases = list(planned.assumptions.rates)
+    window, seen = LoadWindow(bases, window_s), first_look(metrics, planned)
     due_s = time.monotonic() + window_s
     silent: set[str] = set()
     while True:
-        found = {url: metrics_page(url) for url in metrics}
-        pages = {url: page for url, page in found.items() if page is not None}
-        for url in found.keys() - pages.keys() - silent:
-            console().print(f"{url} does not answer: its requests are missing", style="yellow", markup=False)
-        silent = found.keys() - pages.keys()
-        window.add(pages, time.monotonic())
-        if time.monotonic() >= due_s and window.seconds:
-            for line in verdict_lines(planned, judge(planned, window.observed(), max_stages)):
-                say(line)
+        for url in seen.missing.keys() - silent:
+            console().print(f"{seen.missing[url]}: its requests are missing", style="yellow", markup=False)
+        silent = set(seen.missing)
+        window.add(seen.pages, time.monotonic())
+        if time.monotonic() >= due_s:
+            try:
+                for line in verdict_lines(planned, judge(planned, window.observed(metrics), max_stages)):
+                    say(line)
+            except HplmError as error:
+                if once:
+                    raise
+                console().print(str(error), style="yellow", markup=False)
             if once:
                 return
             due_s = time.monotonic() + window_s / 4
         time.sleep(every_s)
+        seen = look(metrics, bases)
+
+
+def _tell_trace(trace: Path | None) -> None:
+    """Print what a trace was read as, and what looks like a mistake in it."""
+    for line in load_trace(trace).lines() if trace is not None else ():
+        console().print(line, style="yellow" if line.startswith("warning") else None, markup=False)
 
 
 def _print(planned: Plan, as_json: bool) -> None:

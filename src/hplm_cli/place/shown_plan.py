@@ -35,6 +35,8 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     assumed = plan.assumptions
     yield f"workload: {assumed.source}, {plan.prediction.requests:,} requests in {assumed.duration_s:g} s"
     yield f"predicted: {plan.prediction.attainment:.2%} of the requests are answered by their deadline; {checked(plan)}"
+    for base in sorted(set(bases) - plan.prediction.of_base.keys()):
+        yield f"  {base}: no request in the simulated workload, so no prediction: give a longer --seconds"
     for base, share in sorted(plan.prediction.of_base.items()):
         yield f"  {base}: {share:.2%} of {assumed.rates[base]:g} requests/s within {assumed.deadline_ms[base]:g} ms"
     if len(plan.nodes) > 1:
@@ -69,6 +71,8 @@ def outcome_lines(outcomes: Outcomes, outside_ms: Mapping[str, float]) -> Iterat
             more_ms = outside_ms.get(name, 0.0)
             times = [f"{1000 * value + more_ms:.1f}" for value in _mean_and_p99(answered)] or ["-", "-"]
             rows.append((name, f"{int(of_base.sum()):,}", f"{float(outcomes.in_time[of_base].mean()):.2%}", *times))
+        else:
+            rows.append((name, "0", "-", "-", "-"))
     yield from aligned(rows)
     yield f"{outcomes.attainment:.2%} of {len(requests):,} requests are answered by their deadline"
 

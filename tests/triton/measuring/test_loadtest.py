@@ -105,7 +105,7 @@ def test_the_loops_refuse_servers_that_they_cannot_reach(server: TritonServer, m
             "grpc",
             "--tenants",
             ["replay", "--trace", "TRACE", "--rate", "30", "--burstiness", "1.5", "--duration", "2"],
-            None,
+            60,
         ),
         (
             "grpc",
@@ -129,9 +129,10 @@ def test_locust_loses_nothing(
     url = server.ports.http_url if protocol == "http" else server.ports.grpc_url
     (tmp_path / "texts.txt").write_text("\n".join(tiny.sentences(20)))
     trace = tmp_path / "trace.csv"
-    gaps = rng().gamma(0.25, 4.0, 500)
-    recorded = (f"2023-11-16 18:{int(s) // 60:02}:{s % 60:010.7f},1\n" for s in np.cumsum(gaps))
-    trace.write_text("TIMESTAMP,ContextTokens\n" + "".join(recorded))
+    # A spreadsheet's separator. A pause of 30 days in the middle must not change how many requests a run has.
+    times = enumerate(np.cumsum(rng().gamma(0.25, 4.0, 500)))
+    recorded = (f"2023-{11 + i // 250}-16 18:{int(s) // 60:02}:{s % 60:010.7f};1\n" for i, s in times)
+    trace.write_text("sep=;\nTimestamp;ContextTokens\n" + "".join(recorded))
     scenario = [str(trace) if one == "TRACE" else one for one in scenario]
     (tmp_path / "names.txt").write_text("\n".join(MEMBERS))
     tenants = {
@@ -148,6 +149,7 @@ def test_locust_loses_nothing(
     everything, *others = report["rows"]
     classes = [row for row in others if "requests_of" in row]
     assert everything["requests"] == (planned or everything["requests"]) > 0
+    assert ("warning: the gap after arrival 250 is" in done.stderr) == ("replay" in scenario)
     assert (everything["lost"], everything["failed"], everything["refused"]) == (0, 0, 0)
     assert sum(row["requests"] for row in classes) == (everything["requests"] if "--deadlines" in scenario else 0)
     assert report["settings"]["tenants"] == len(MEMBERS)

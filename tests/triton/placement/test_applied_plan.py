@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.placement.apply_plan import Source, apply_plan
-from hplm_builder.placement.observed_load import texts_of_bases
+from hplm_builder.placement.observed_load import served_bases_on, texts_of_bases
 from hplm_builder.placement.plan_file import write_plan
 from hplm_builder.placement.proxy_config import TRITON_READY, ProxiedNode, ProxyAddress, proxy_files
 from hplm_builder.placement.proxy_process import find_haproxy, running_proxy
@@ -111,6 +111,11 @@ class Load:
                     self.errors.append(error)
                 else:
                     self.answers[url] += 1
+
+
+def test_a_node_without_a_request_so_far_names_its_base_on_its_metrics_page(placed: Placed) -> None:
+    until(lambda: "hplm_" in metrics_page(placed.servers["west"]), 20)
+    assert served_bases_on(metrics_page(placed.servers["west"]), ["hbert", "mpnet"]) == {"hbert"}
 
 
 def test_no_request_is_lost_when_a_node_is_killed_under_load(placed: Placed) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hplm_builder.placement.apply_plan import Source, apply_plan, serve_command
+from hplm_builder.placement.plan_file import write_plan
 from hplm_builder.placement.proxy_config import ProxyAddress
 
 from hplm.core.roles import served_base, served_bases
@@ -126,14 +127,52 @@ def test_a_node_without_an_address_is_refused(source: Source, tmp_path: Path) ->
 
 def test_the_command_that_serves_a_node_has_the_ports_of_its_address() -> None:
     node = replace(making.planned_node("east", 1), grpc_port=7, health_port=9)
-    assert serve_command(node, Path("/p")) == (
-        "hplm serve --models /p/east/models --http-port 9100 --grpc-port 7 --metrics-port 9102 --health-port 9"
+    assert serve_command(node, Path("/p q"), needs_keys=False) == (
+        "hplm serve --models '/p q/east/models' --http-port 9100 --grpc-port 7 --metrics-port 9102 --health-port 9"
     )
 
 
-def test_a_node_on_another_machine_listens_on_its_address_and_wants_keys() -> None:
-    node = replace(making.planned_node("east"), address="10.0.0.1:8000")
-    assert serve_command(node, Path("/p")).endswith("--health-port 8003 --host 10.0.0.1 --keys")
+@pytest.mark.parametrize(
+    ("address", "needs_keys", "end"),
+    [
+        ("127.0.0.1:8000", False, "--health-port 8003"),
+        ("127.0.0.1:8000", True, "--health-port 8003 --keys"),
+        ("10.0.0.1:8000", False, "--health-port 8003 --host 10.0.0.1 --keys"),
+        ("[fd00::1]:8000", False, "--health-port 8003 --host fd00::1 --keys"),
+        ("[::1]:8000", False, "--health-port 8003 --host ::1"),
+    ],
+)
+def test_a_node_listens_on_its_address_and_wants_keys_if_the_store_or_the_address_says_so(
+    address: str, needs_keys: bool, end: str
+) -> None:
+    node = replace(making.planned_node("east"), address=address)
+    assert serve_command(node, Path("/p"), needs_keys=needs_keys).endswith(end)
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_apply_says_how_to_serve_with_keys_where_clients_connect_and_how_to_drain(
+    source: Source, tmp_path: Path, has_keys: bool
+) -> None:
+    hplm = Path(sys.executable).parent / "hplm"
+    write_plan(making.make_plan(), tmp_path / "plan.json")
+    key = ["--store", str(source.store.root)]
+    if has_keys:
+        made = subprocess.run(
+            [hplm, "key", "create", "--operator", "read", *key], capture_output=True, text=True, check=True
+        )
+        key_id = made.stdout.split("_")[1]
+    command = [hplm, "place", "apply", tmp_path / "plan.json", "--models", source.models, "--out", tmp_path / "placed"]
+    done = subprocess.run(
+        [*command, "--host", "::1", "--http-port", "8090"], capture_output=True, text=True, check=False
+    )
+    if has_keys:
+        subprocess.run([hplm, "key", "revoke", key_id, *key], capture_output=True, check=True)
+    assert done.returncode == 0, done.stderr
+    served = [line for line in done.stdout.splitlines() if "hplm serve" in line]
+    assert [line.endswith(" --keys") for line in served] == [has_keys] * 2
+    assert "Clients connect to http://[::1]:8090 or grpc://[::1]:8081." in done.stdout
+    assert '"${XDG_RUNTIME_DIR-/tmp}/hplm-proxy-8090.sock"' in done.stdout
+    assert "bind [::1]:8090" in (tmp_path / "placed/haproxy.cfg").read_text()
 
 
 def test_a_base_in_two_groups_of_a_node_with_gpus_has_a_process_on_each_gpu(source: Source, tmp_path: Path) -> None:

@@ -33,6 +33,12 @@ def test_a_file_gives_nodes_with_devices_of_cores_or_gpus(tmp_path: Path) -> Non
     assert (cluster.devices, cluster.bytes_per_s) == (5, 100.0 * MIB)
 
 
+def test_a_node_may_have_an_ipv6_address(tmp_path: Path) -> None:
+    (node,) = read_cluster(written(tmp_path, {**EAST, "address": "[fd00::1]:8000", "grpc_port": 9000})).nodes
+    assert node.host == "fd00::1"
+    assert node.ports == {"http": 8000, "grpc": 9000, "metrics": 8002, "health": 8003}
+
+
 def test_the_first_devices_are_those_of_the_first_nodes(tmp_path: Path) -> None:
     nodes = read_cluster(written(tmp_path, EAST, WEST))
     assert [(node.name, node.devices) for node in nodes.first(3).nodes] == [("east", 2), ("west", 1)]
@@ -49,6 +55,11 @@ def test_the_first_devices_are_those_of_the_first_nodes(tmp_path: Path) -> None:
         ({"device_mib": 0}, "device_mib of 1 or more"),
         ({"device_mib": "much"}, "device_mib must be int"),
         ({"address": "10.0.0.1"}, "HOST:PORT"),
+        ({"address": "fd00::1:8000"}, "HOST:PORT was expected, such as 10.0.0.1:8000 or [fd00::1]:8000"),
+        ({"address": "[fd00::g]:8000"}, "HOST:PORT"),
+        ({"address": "[fd00:::1]:8000"}, "HOST:PORT"),
+        ({"address": "10.0.0.1:65533"}, "port below 65533"),
+        ({"address": "10.0.0.1:0"}, "port below 65533"),
         ({"name": "Big Node"}, "a name is"),
         ({"nmae": "east"}, "unknown key 'nmae'"),
         ({"grpc_port": 70000}, "a port"),

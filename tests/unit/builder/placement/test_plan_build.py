@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hplm_builder.placement.cluster_file import Nodes
@@ -184,6 +185,27 @@ def test_a_trace_is_played_at_the_rates_of_the_plan(tmp_path: Path) -> None:
     requests = planned_requests(assumed)
     assert sum(requests.rates().values()) == pytest.approx(4.0, rel=0.05)
     assert set(requests.deadlines_s) == {0.1, 0.9}
+
+
+def test_a_workload_without_a_request_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no request in 20 s at 0\.0001 requests/s: give a longer --seconds"):
+        planned_requests(replace(ASSUMED, rates={"hbert": 1e-4}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"duration_s": float("nan")}, "duration_s: a finite number above 0"),
+        ({"cv": 0}, "cv: a finite number above 0"),
+        ({"rates": {"hbert": "10"}}, "hbert: a finite number not below 0"),
+        ({"rates": {"hbert": -1.0}}, "hbert: a finite number not below 0"),
+        ({"deadline_ms": {"hbert": 0}}, "deadline_ms of hbert: a finite number above 0"),
+        ({"deadline_ms": {}}, "deadline_ms of base 'hbert' was expected"),
+    ],
+)
+def test_a_plan_whose_workload_has_no_such_number_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        replace(ASSUMED, **changed)
 
 
 def test_too_many_requests_are_refused() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import stat
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -80,14 +83,26 @@ class _Node(ThreadingHTTPServer):
 class Proxied:
     """Three nodes behind HAProxy."""
 
-    def __init__(self, url: str, nodes: dict[str, _Node]) -> None:
-        self.url, self.nodes = url, nodes
+    def __init__(self, url: str, nodes: dict[str, _Node], socket_path: Path) -> None:
+        self.url, self.nodes, self.socket_path = url, nodes, socket_path
 
     def ask(self, path: str = "/v2/models/small/infer", tenant: str | None = None) -> str:
         headers = {} if tenant is None else {"hplm-tenant": tenant}
         request = urllib.request.Request(self.url + path, b"{}", headers)
         with urllib.request.urlopen(request, timeout=20) as reply:
             return str(reply.read().decode())
+
+    def command(self, text: str) -> str:
+        """The answer of HAProxy's socket."""
+        with socket.socket(socket.AF_UNIX) as connection, connection.makefile("r") as answer:
+            connection.connect(str(self.socket_path))
+            connection.sendall(f"{text}\n".encode())
+            return answer.read()
+
+    def set_state(self, node: str, state: str) -> None:
+        """Set the state of a node in each backend, as docs/placement.md says."""
+        for backend in self.command("show backend").splitlines()[1:]:
+            self.command(f"set server {backend}/{node} state {state}")
 
     def status(self, path: str) -> int:
         try:
@@ -109,8 +124,9 @@ def proxied(tmp_path: Path) -> Iterator[Proxied]:
     address = ProxyAddress("127.0.0.1", ports.http, ports.grpc)
     models = {OF_NORTH: "large", "hot": "small"}
     files = proxy_files(listed, models, TenantRule({"hot": ("east", "west")}, 150), address)
-    with running_proxy(HAPROXY, tmp_path / "proxy", files, address):
-        yield Proxied(f"http://127.0.0.1:{ports.http}", nodes)
+    with running_proxy(HAPROXY, tmp_path / "proxy", files, address) as sockets:
+        socket_path = sockets / f"hplm-proxy-{ports.http}.sock"
+        yield Proxied(f"http://127.0.0.1:{ports.http}", nodes, socket_path)
     for node in nodes.values():
         node.end()
 
@@ -167,6 +183,27 @@ def test_a_node_that_is_not_ready_gets_no_requests(proxied: Proxied) -> None:
     until(lambda: {proxied.ask() for _ in range(6)} == {"west"}, 20)
     proxied.nodes["east"].is_ready = True
     until(lambda: {proxied.ask() for _ in range(6)} == {"east", "west"}, 20)
+
+
+@needs_haproxy
+def test_a_node_that_is_drained_at_the_socket_gets_no_requests_until_it_is_ready_again(proxied: Proxied) -> None:
+    assert stat.S_IMODE(proxied.socket_path.stat().st_mode) == 0o600
+    proxied.set_state("east", "drain")
+    assert {proxied.ask() for _ in range(6)} == {"west"}
+    assert {proxied.ask("/v2/models/hplm/infer") for _ in range(9)} == {"west", "north"}
+    proxied.set_state("east", "ready")
+    assert {proxied.ask() for _ in range(6)} == {"east", "west"}
+
+
+@needs_haproxy
+def test_haproxy_takes_nodes_and_its_own_address_in_ipv6(tmp_path: Path) -> None:
+    node = ProxiedNode("east", 1, "fd00::1", 8000, 8001, 8003, ["small"])
+    files = proxy_files([node], {}, TenantRule(), ProxyAddress("::1", 8080, 8081))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert "server east [fd00::1]:8001 " in files["haproxy.cfg"]
+    checked = subprocess.run([str(HAPROXY), "-c", "-f", tmp_path / "haproxy.cfg"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from hplm.workloads.arrivals import (
     Seconds,
     TraceArrivals,
 )
+from hplm.workloads.traces import load_trace
 
 RATES = st.floats(0.1, 300)
 ARRIVALS = st.one_of(
@@ -178,6 +180,96 @@ def test_a_trace_has_the_gaps_of_its_time_stamps(tmp_path: Path, stamps: list[st
         np.testing.assert_allclose(np.sort(gaps / gaps.min()), np.array([1, 1.5, 2]) ** burstiness, rtol=1e-3)
 
 
+def written(path: Path, stamps: Iterable[object]) -> Path:
+    path.write_text("TIMESTAMP\n" + "\n".join(map(str, stamps)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "stamps",
+    [
+        [0.1 * i + 2_592_000 * (i >= 7804) for i in range(8000)],
+        [0, *(1_700_000_000 + 0.1 * i for i in range(8000))],
+        [0] * 7804 + [1] * 195 + [2],
+    ],
+    ids=["a-pause-of-30-days", "a-stray-0", "thousands-at-once"],
+)
+def test_a_run_has_as_many_arrivals_as_rate_and_duration_say_whatever_the_trace(
+    tmp_path: Path, stamps: list[float]
+) -> None:
+    path = written(tmp_path / "trace.csv", stamps)
+    for seed in range(30):
+        times = TraceArrivals(path, 2.0).times(5.0, rng(seed))
+        assert len(times) == 10
+        assert np.all((times >= 0) & (times < 5.0))
+    assert np.mean([len(TraceArrivals(path, 0.1).times(5.0, rng(seed))) for seed in range(400)]) == pytest.approx(
+        0.5, abs=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("stamps", "unit"),
+    [
+        ([1_700_000_000 + i for i in range(9)], "dates or Unix seconds"),
+        ([1_700_000_000_000 + 1000 * i for i in range(9)], "Unix milliseconds"),
+        ([0, *(1_700_000_000_000_000 + 1_000_000 * i for i in range(9))], "Unix microseconds"),
+        ([1_700_000_000_000_000_000 + 1_000_000_000 * i for i in range(9)], "Unix nanoseconds"),
+        ([f"2023-11-16 00:00:0{i}" for i in range(9)], "dates or Unix seconds"),
+        (["9999-12-31 23:59:58", "9999-12-31 23:59:59"], "dates or Unix seconds"),
+        (range(9), "seconds"),
+    ],
+)
+def test_the_size_of_time_stamps_tells_their_unit(tmp_path: Path, stamps: Iterable[object], unit: str) -> None:
+    recorded = load_trace(written(tmp_path / "trace.csv", stamps))
+    assert recorded.unit == unit
+    assert recorded.usual_gap_s == pytest.approx(1.0)
+    assert f"read as {unit}" in next(recorded.lines())
+
+
+@pytest.mark.parametrize(
+    ("stamps", "words"),
+    [
+        ([7 * i for i in range(500)], ["500 arrivals in 3,493 s, 0.1429 requests/s", "142.9 requests/s if its time"]),
+        ([0, *(1_700_000_000.5 + i / 9 for i in range(500))], ["the gap after arrival 1 is", "100% of the trace: remove"]),
+        ([0.5 + 2000 * i for i in range(9)], ["0.0005 requests/s is unlikely"]),
+        ([1e-7 * i for i in range(9)], ["10,000,000 requests/s is unlikely"]),
+        ([3.5, 1.5, 2.5], ["the usual gap is 1 s, the largest 1 s", "lines were out of order and were sorted"]),
+    ],
+    ids=["milliseconds", "stray", "slow", "fast", "out-of-order"],
+)  # fmt: skip
+def test_what_looks_wrong_in_a_trace_is_told(tmp_path: Path, stamps: list[float], words: list[str]) -> None:
+    text = "\n".join(load_trace(written(tmp_path / "trace.csv", stamps)).lines())
+    assert all(part in text for part in words), text
+
+
+def test_a_usual_trace_is_told_without_a_warning(tmp_path: Path, trace: Path) -> None:
+    assert len(list(load_trace(trace).lines())) == 1
+
+
+def test_arrivals_and_stays_without_end_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"may be .* arrivals, 20,000,000 were expected at most"):
+        GammaArrivals(1e6, 1e3).times(60.0, rng())
+    with pytest.raises(ConfigError, match="60,000,000,000 stays, 1,000,000 were expected"):
+        MmppArrivals((5.0, 80.0), (1e-9, 1e-9)).times(60.0, rng())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "sep=;\r\nTimestamp;Tokens\r\n0,5;1\r\n1,5;1\r\n3;1\r\n5;1\r\n",
+        'timestamp\n"1.000,5"\n"1.001,5"\n1.003\n1.005\n',
+        "Tokens\ttimeStamp\u200b\n1\t0.5\n1\t1.5\n1\t3\n1\t5\n",
+        "TIMESTAMP;N\n2023-11-16 18:15:46,5;1\n2023-11-16 18:15:47,5;1\n2023-11-16 18:15:49;1\n2023-11-16 18:15:51;1\n",
+    ],
+    ids=["separator", "decimal-comma", "tabs", "dates"],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_trace_from_a_spreadsheet_is_read(tmp_path: Path, content: str, encoding: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content.encode(encoding))
+    assert load_trace(path).times_s.tolist() == [0.0, 1.0, 2.5, 4.5]
+
+
 @pytest.mark.parametrize(
     "stamp",
     ["now", "today", "nan", "-inf", "1e21", "10000-01-01", "2023-13-01", "2023-11-16 25:00:00", "2023-11-16+24:00"],
@@ -198,9 +290,11 @@ def test_a_bad_time_stamp_is_refused_with_its_line(tmp_path: Path, stamp: str) -
         ("TIMESTAMP\nyesterday\n", "bad.csv, line 2: 'yesterday' is no time"),
         ("TIMESTAMP,N\n2023-11-16 18:15:46,1\n\n,2\n2023-11-16 18:15:48,3\n", "bad.csv, line 4: '' is no time"),
         ("N,TIMESTAMP\n1,2023-11-16 18:15:46\n2\n", "bad.csv, line 3: '' is no time"),
+        ("TIMESTAMP\n0,5\n1,5\n", "bad.csv, line 2 has 2 columns, the header has 1: numbers with decimal commas need"),
+        ('TIMESTAMP\n"1,500"\n"2,500"\n', "bad.csv, line 2: '1,500' is no time"),
         ("TIMESTAMP\n2023-11-16 18:15:46\nNaT\n", "bad.csv, line 3: 'NaT' is no time"),
     ],
-    ids=["no-column", "one-row", "one-instant", "no-time", "empty", "short-row", "not-a-time"],
+    ids=["no-column", "one-row", "one-instant", "no-time", "empty", "short-row", "comma", "ambiguous", "not-a-time"],
 )
 def test_a_bad_trace_is_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "bad.csv"

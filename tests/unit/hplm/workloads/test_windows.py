@@ -60,3 +60,10 @@ def test_after_the_last_window_the_first_follows_again() -> None:
 def test_no_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="windows of a recording were expected"):
         WindowedArrivals(())
+
+
+def test_more_windows_than_a_simulation_can_step_through_are_refused() -> None:
+    with pytest.raises(ConfigError, match="28,333,333 windows of 60 s, 1,000,000 were"):
+        fit_windows(np.array([0.0, 1.7e9]), 1.7e9, 60.0)
+    with pytest.raises(ConfigError, match=r"windows of 0\.001 s"):
+        WindowedArrivals((Window(0.001, 5, 1),)).times(1e6, rng())

@@ -94,10 +94,35 @@ def test_a_plan_that_survives_a_node_has_each_base_on_two_nodes(hplm: Hplm, mode
 
 def test_a_trace_is_planned_for_all_bases(hplm: Hplm, models: Path, cluster: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
-    trace.write_text("TIMESTAMP\n" + "\n".join(str(number / 5) for number in range(500)))
+    rows = (f"{number / 5};1\r\n".replace(".", ",") for number in range(500))
+    trace.write_text("sep=;\r\nTimestamp;Tokens\r\n" + "".join(rows))
     done = plan(hplm, models, cluster, "--trace", str(trace))
     assert done.returncode == 0, done.stderr
     assert Plan.load(cluster.with_name("plan.json")).assumptions.rates == pytest.approx({"hbert": 5.0})
+
+
+@pytest.mark.parametrize(
+    ("stamps", "status", "said"),
+    [
+        ([6.7 * number for number in range(500)], 0, "500 arrivals in 3,343 s, 0.1493 requests/s"),
+        (
+            [7 * number for number in range(500)],
+            0,
+            "warning: the trace has 142.9 requests/s if its time stamps are milli",
+        ),
+        ([1_700_000_000_000 + 7 * number for number in range(500)], 0, "142.9 requests/s"),
+        ([0, *(1_700_000_000 + number for number in range(500))], 1, "remove the stray time stamp, or give --rate"),
+    ],
+    ids=["seconds", "milliseconds", "unix-milliseconds", "stray-0"],
+)
+def test_a_trace_is_planned_with_words_for_its_rate_and_unit(
+    hplm: Hplm, models: Path, cluster: Path, tmp_path: Path, stamps: list[float], status: int, said: str
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP\n" + "\n".join(map(str, stamps)))
+    done = plan(hplm, models, cluster, "--trace", str(trace))
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
 
 
 def test_a_busy_tenant_is_hot(hplm: Hplm, models: Path, cluster: Path, tmp_path: Path) -> None:

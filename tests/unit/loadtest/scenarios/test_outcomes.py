@@ -246,6 +246,10 @@ def test_a_server_that_refuses_is_named_but_the_load_is_good(capsys: pytest.Capt
     assert "the server fell behind: of 100 requests 2 refused. " in capsys.readouterr().err
 
 
+def test_a_load_without_any_answer_is_not_good() -> None:
+    assert not judge(run_of([0.0] * 100, codes=["QUEUE_FULL"] * 100))
+
+
 def test_one_round_in_which_the_generator_fell_behind_spoils_a_point() -> None:
     point = combine_rounds(
         [{"rate": 1.0, "kept_up": 1.0}, {"rate": 3.0, "kept_up": 0.97}, {"rate": 2.0, "kept_up": 1.0}]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hplm_loadtest.scenarios.outcomes import ANSWERED, Run
-from hplm_loadtest.scenarios.steady_rate import enough_requests, steady_rate
+from hplm_loadtest.scenarios.steady_rate import enough_requests, saturate, steady_rate
+
+from hplm.errors import UnreachableError
 
 IN_FLIGHT = 128
 
@@ -25,6 +28,12 @@ def closed_loop(requests: int, rate_per_s: float, batch: int, empty_s: float = 0
 
 def test_the_rate_leaves_out_the_time_after_the_last_request_was_sent() -> None:
     assert steady_rate(make_run([0.0, 0.0, 1.0, 2.0], [1.0, 2.0, 8.0, 9.0])) == (1.0, False)
+
+
+def test_a_warm_up_without_an_answer_tells_no_rate() -> None:
+    warm_up = replace(make_run([0.0] * 3, [1.0] * 3), codes=["FORBIDDEN"] * 3)
+    with pytest.raises(UnreachableError, match=r"answers to the warm-up were expected, got \{'FORBIDDEN': 3\}"):
+        saturate("grpc://127.0.0.1:9", lambda count: pytest.fail("no load is drawn"), 4, warm_up=warm_up)
 
 
 @pytest.mark.parametrize("empty_s", [0.0, 3.0], ids=["", "empty-stages-first"])
