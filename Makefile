@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install serve test test-long check base attacks clean
+.PHONY: help install serve test test-long check base clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -36,19 +36,6 @@ check: install ## format, lint and types
 
 base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
 	$(BIN)/hplm build base --store build/base --tokens 12000000 --batch-tokens 4096 --ship-to builder/hplm_builder/convert/shipped/minilm-ngrams
-
-# A line for each command. On two cores malformed takes 4 minutes and wrong-keys 1; a missing fleet takes 10. Results go to build/attacks.
-ATTACKED = build/fleet-minilm-1000/models
-attacks: install ## attack a server with keys, and measure what keys and quotas cost (about half an hour; needs nginx)
-	test -d $(ATTACKED) || $(BIN)/hplm build fleet --shape minilm --tenants 1000
-	$(BIN)/hplm bench malformed --models $(ATTACKED) --json build/attacks/malformed.json
-	$(BIN)/hplm bench wrong-keys --models $(ATTACKED) --json build/attacks/wrong-keys.json
-	$(BIN)/hplm bench access-check --json build/attacks/access-check.json
-	$(BIN)/hplm bench access-throughput --models $(ATTACKED) --texts pool --json build/attacks/access-throughput.json
-	$(BIN)/hplm bench access-quotas --models $(ATTACKED) --json build/attacks/access-quotas.json
-	$(BIN)/hplm bench access-revocation --models $(ATTACKED) --json build/attacks/access-revocation.json
-	$(BIN)/hplm bench access-flood --models $(ATTACKED) --json build/attacks/access-flood.json
-	$(BIN)/hplm bench recovery --models $(ATTACKED) --json build/attacks/recovery.json
 
 clean: ## remove the demo, with all tenants that were made in it; downloads stay in ~/.cache/hplm
 	rm -rf build/demo

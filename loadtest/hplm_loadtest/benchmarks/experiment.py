@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -61,16 +61,21 @@ class Experiment:
         """Return the function of a typer command. `shared` has options that several benchmarks have."""
         hints = get_type_hints(self.measure)
         groups = {name: hints[name] for name in hints if name != "return" and is_dataclass(hints[name])}
-        kinds = {name: (hints[name], REQUIRED) for name in inspect.signature(self.measure).parameters}
+        kinds: dict[str, tuple[Any, Any]] = {
+            name: (hints[name], REQUIRED) for name in inspect.signature(self.measure).parameters
+        }
         for kind in groups.values():
             of_kind = get_type_hints(kind)
-            kinds |= {one.name: (of_kind[one.name], one.default) for one in fields(kind)}
+            kinds |= {
+                one.name: (of_kind[one.name], REQUIRED if one.default is MISSING else one.default)
+                for one in fields(kind)
+            }
         chosen: dict[str, tuple[Option, Any]] = {}
         for name, given in self._given(groups, shared).items():
             kind, default = kinds[name]
             option = given if isinstance(given, Option) else shared.get(name, Option())
             value = given if not isinstance(given, Option) else given.default
-            chosen[name] = option, (kind, default if value is REQUIRED and not isinstance(default, type) else value)
+            chosen[name] = option, (kind, default if value is REQUIRED else value)
         parameters = [_parameter(name, option, *of_kind) for name, (option, of_kind) in chosen.items()]
         further = {"quick": (QuickOption, False), "picture": (PictureOption, None), "json_file": (JsonOption, None)}
         if not self.quick and "quick" not in kinds:

@@ -8,6 +8,7 @@ from typing import get_args
 
 from hplm.core.settings import Quantization
 from hplm.errors import ConfigError
+from hplm.placement.table1 import ModelSet
 from hplm.scheduling.policy_loader import load_policy
 from hplm_loadtest.benchmarks.access.flood import access_flood
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
@@ -26,7 +27,7 @@ from hplm_loadtest.benchmarks.placement.emulated_fidelity import emulated_fideli
 from hplm_loadtest.benchmarks.placement.encode_stages import encode_stages
 from hplm_loadtest.benchmarks.placement.search_time import search_time
 from hplm_loadtest.benchmarks.placement.sweep import POLICIES as PLACEMENT_POLICIES
-from hplm_loadtest.benchmarks.placement.sweep import Arrivals, Axis, ModelSet, placement_sweep
+from hplm_loadtest.benchmarks.placement.sweep import Arrivals, Axis, placement_sweep
 from hplm_loadtest.benchmarks.served_repository import DEMO
 from hplm_loadtest.benchmarks.serving.burst import burst
 from hplm_loadtest.benchmarks.serving.cascade import cascade

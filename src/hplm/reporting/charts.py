@@ -23,6 +23,11 @@ DASHES = ("-", "--", "-.", ":")
 # With more bars than this, the values above the bars are turned by 90 degrees, or they would overlap.
 MAX_LEVEL_VALUES = 16
 
+# Letters of a legend's line that fit under a figure, with 8 for the sample of each line.
+LEGEND_LETTERS = 88
+# A line of more points has no markers, which would cover each other.
+MOST_MARKERS = 40
+
 # The empty part of an axis beyond its first and last point, so that the frame cuts no marker.
 MARGIN = 0.04
 
@@ -157,7 +162,8 @@ def _style_axes(axes: Any, title: str, x_label: str, y_label: str) -> None:
 
 def _lines(axes: Any, series: Mapping[str, tuple[Numbers, Numbers]]) -> None:
     for index, (name, (x, y)) in enumerate(series.items()):
-        axes.plot(x, y, label=name, **_line_style(index), marker=MARKERS[index % len(MARKERS)], markersize=5)
+        marker = MARKERS[index % len(MARKERS)] if len(x) <= MOST_MARKERS else ""
+        axes.plot(x, y, label=name, **_line_style(index), marker=marker, markersize=5)
 
 
 def _fit_axes(axes: Any, series: Mapping[str, tuple[Numbers, Numbers]], *, from_zero: bool) -> None:
@@ -199,8 +205,15 @@ def _line_style(index: int) -> dict[str, Any]:
 def _finish(path: Path, figure: Figure, *, named: bool) -> None:
     if named:
         # Outside, because a legend inside would cover lines.
-        figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        names = _names_of(figure)
+        columns = max(1, min(3, LEGEND_LETTERS // (max(map(len, names)) + 8)))
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     save(path, figure)
+
+
+def _names_of(figure: Figure) -> list[str]:
+    """Return the names of all series of a figure."""
+    return [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
 
 
 def save(path: Path, figure: Figure) -> None:

@@ -179,7 +179,8 @@ def placement_sweep(
     check_picture(picture)
     points = []
     for value in sorted(set(values)):
-        of_point = traffic if axis == "devices" else replace(traffic, **{axis: value})
+        new: dict[str, Any] = {} if axis == "devices" else {axis: value}
+        of_point = replace(traffic, **new)
         assumed = replace(of_point, ranking=traffic.ranking + 1) if changed else of_point
         count = round(value) if axis == "devices" else devices
         points.append(Point(of_point, count, assumed, tuple(policies), effort.quick, effort.seed))

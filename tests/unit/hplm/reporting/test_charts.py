@@ -123,3 +123,14 @@ def test_every_axis_has_a_name(drawn: list[Figure]) -> None:
         assert all(name.isascii() and "(" not in name for name in legend_of(figure))
     with pytest.raises(AssertionError, match="an axis without a name"):
         line_chart(Path("a.svg"), {"a": ([1.0], [1.0])}, title="t", x_label="", y_label="y")
+
+
+def test_a_legend_of_long_names_lies_inside_the_figure(drawn: list[Figure]) -> None:
+    names = ("processes, mapped files included", "private memory of processes", "adapter slots on the device")
+    points = {name: ([1.0, 2.0], [1.0, 2.0]) for name in names}
+    line_chart(Path("a.svg"), points, title="t", x_label="tenants", y_label="MB")
+    drawn[0].draw_without_rendering()
+    (legend,) = drawn[0].legends
+    box, frame = legend.get_window_extent(), drawn[0].bbox
+    assert frame.x0 <= box.x0
+    assert box.x1 <= frame.x1
