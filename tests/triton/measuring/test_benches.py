@@ -77,7 +77,7 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
 
 
 def test_schedulers_measures_utility_and_the_cost_of_choosing(fleet: Path, tmp_path: Path) -> None:
-    report = schedulers(fleet, ["das", "sjf"], [Setting()], 1, 0.5, tmp_path / "schedulers.svg")
+    report = schedulers(fleet, ["das", "sjf"], 1, 0.5, tmp_path / "schedulers.svg", [Setting()])
     measured = [row for row in report.rows if "utility_per_s" in row]
     assert {row["policy"] for row in measured} == {"das", "sjf"}
     assert all(row["utility_per_s"] > 0 and not row["lost"] for row in measured)
