@@ -36,7 +36,7 @@ from hplm_builder.tenants.prepared import Parts, Prepared, count_tokens, packed_
 TRAINING_COST = 3
 # The learning rate of transitions, which start at zero: the rates of full fine-tuning would hardly move them.
 TRANSITIONS_RATE = 1e-2
-# The share of a run's epochs after which it ends if it is not ahead of its rival: docs/decisions.md says what that changed.
+# The share of a run's epochs from which on it ends if it is not ahead of its rival: docs/decisions.md says what that changed.
 RACED_SHARE = 0.3
 
 
@@ -77,7 +77,7 @@ class Trained:
     `curve` has a row for each epoch of each run: `learning_rate` (the run's), `epoch`, train `loss`, `dev` score, and `rate`,
     the last learning rate of the epoch's schedule. `mistakes` are those of `Task.mistakes`, each by part: dev and test.
     `dev` is the dev score with its chance. `is_beaten` says that the run ended early, not ahead of its rival, and has no test
-    scores.
+    scores. `first_head` has the head's weights before the first epoch, which a rival begins with if they were fitted.
     """
 
     body: nn.Module
@@ -88,6 +88,7 @@ class Trained:
     curve: list[dict[str, float]]
     mistakes: dict[str, Any]
     dev: DevScore
+    first_head: dict[str, Tensor]
     is_beaten: bool = False
 
     def highest_by(self, epoch: int) -> float:
@@ -112,8 +113,8 @@ def fine_tune(
 
     `parts` are train, dev and test. A new head may be fitted before the body is trained, see
     `hplm_builder.tenants.head_start`. With `start`, the head goes on from it, and the untrained body and head are epoch 0:
-    nothing with a lower dev score is kept. A run ends after RACED_SHARE of its epochs if its dev scores are not above those
-    of the `rival` until then. Raises ConfigError if training diverges at every rate, and what `report` raises.
+    nothing with a lower dev score is kept. After RACED_SHARE of its epochs a run ends as soon as its best dev score is not
+    above that of the `rival` until then. Raises ConfigError if training diverges at every rate, and what `report` raises.
     """
     train, dev, test = parts
     fitted = [*examples_to_fit(train, settings.seed), *dev] if start is None and may_be_fitted(data) else []
@@ -148,7 +149,16 @@ def fine_tune(
     report("fine-tune", 1.0)
     chance = dev_score_of(data, dev, best.best_answers)
     return Trained(
-        best.body, best.best_head, scores, best.rate, best.best_epoch, curve, mistakes, chance, best.is_beaten
+        best.body,
+        best.best_head,
+        scores,
+        best.rate,
+        best.best_epoch,
+        curve,
+        mistakes,
+        chance,
+        best.first_head,
+        best.is_beaten,
     )
 
 
@@ -232,6 +242,7 @@ class _Run:
         self.best_body: dict[str, Tensor] = {}
         self.best_head = head.to_served(scale)
         self.best_answers: list[list[LabelledSpan]] = []
+        self.first_head: dict[str, Tensor] = {}
         self.is_beaten = False
         self._data = data
         self._task = task_named(data.task)
@@ -248,7 +259,12 @@ class _Run:
             self._head.go_on_from(start, self._scale)
             self._start_score = self._judge(0, dev, ticker)
         elif may_be_fitted(self._data):
-            self._begin_with_a_fitted_head(train, dev, ticker)
+            if self._rival is None:
+                self._begin_with_a_fitted_head(train, dev, ticker)
+            else:
+                # Untrained adapters of every width change nothing, so that the same head fits.
+                self._head.load_state_dict(self._rival.first_head)
+        self.first_head = copy_state(self._head)
         steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
         step = 0
         for epoch in range(1, settings.epochs + 1):
@@ -267,7 +283,7 @@ class _Run:
             # A tagging may find nothing at all in its first epochs, whose scores are all 0.
             if self.best_score > 0 and epoch - self.best_epoch >= settings.patience:
                 return
-            if self._rival is not None and epoch == math.ceil(RACED_SHARE * settings.epochs) < settings.epochs:
+            if self._rival is not None and math.ceil(RACED_SHARE * settings.epochs) <= epoch < settings.epochs:
                 # If the rival had learned nothing by then, the race says nothing.
                 self.is_beaten = 0 < self._rival.highest_by(epoch) >= max(row["dev"] for row in self.curve)
                 if self.is_beaten:

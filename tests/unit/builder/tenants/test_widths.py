@@ -38,7 +38,7 @@ def score(right: int, of: int = 100) -> DevScore:
 
 def trained(dev: DevScore) -> Trained:
     head = Head(np.zeros((2, 4), np.float32), np.zeros(2, np.float32))
-    return Trained(nn.Identity(), head, {}, 1e-3, 1, [], {}, dev)
+    return Trained(nn.Identity(), head, {}, 1e-3, 1, [], {}, dev, {})
 
 
 @pytest.mark.parametrize(
