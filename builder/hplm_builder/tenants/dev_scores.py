@@ -45,3 +45,8 @@ class DevScore:
     def is_clearly_above(self, other: DevScore) -> bool:
         """Return whether this score is above the other by more than CLEAR_ERRORS standard errors of the difference."""
         return self.value - other.value > CLEAR_ERRORS * self.error_beside(other)
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether a model that is right on every example would be clearly above this one."""
+        return DevScore(1.0, (1.0,) * len(self.without)).is_clearly_above(self)

@@ -36,6 +36,8 @@ from hplm_builder.tenants.prepared import Parts, Prepared, count_tokens, packed_
 TRAINING_COST = 3
 # The learning rate of transitions, which start at zero: the rates of full fine-tuning would hardly move them.
 TRANSITIONS_RATE = 1e-2
+# The share of a run's epochs from which on it ends if it is not ahead of its rival: docs/decisions.md says what that changed.
+RACED_SHARE = 0.3
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Trained:
 
     `curve` has a row for each epoch of each run: `learning_rate` (the run's), `epoch`, train `loss`, `dev` score, and `rate`,
     the last learning rate of the epoch's schedule. `mistakes` are those of `Task.mistakes`, each by part: dev and test.
-    `dev` is the dev score with its chance.
+    `dev` is the dev score with its chance. `is_beaten` says that the run ended early, not ahead of its rival, and has no test
+    scores. `first_head` has the head's weights before the first epoch, which a rival begins with if they were fitted.
     """
 
     body: nn.Module
@@ -85,6 +88,13 @@ class Trained:
     curve: list[dict[str, float]]
     mistakes: dict[str, Any]
     dev: DevScore
+    first_head: dict[str, Tensor]
+    is_beaten: bool = False
+
+    def highest_by(self, epoch: int) -> float:
+        """Return the highest dev score of the kept run until the end of an epoch."""
+        run = (row for row in self.curve if row["learning_rate"] == self.learning_rate)
+        return max(row["dev"] for row in run if row["epoch"] <= epoch)
 
 
 def fine_tune(
@@ -96,13 +106,15 @@ def fine_tune(
     report: Report = silent,
     *,
     start: Head | None = None,
+    rival: Trained | None = None,
     device: torch.device = CPU,
 ) -> Trained:
     """Train on `device` once for each learning rate, keep the best epoch of the best rate, and score dev and test.
 
     `parts` are train, dev and test. A new head may be fitted before the body is trained, see
     `hplm_builder.tenants.head_start`. With `start`, the head goes on from it, and the untrained body and head are epoch 0:
-    nothing with a lower dev score is kept. Raises ConfigError if training diverges at every rate, and what `report` raises.
+    nothing with a lower dev score is kept. After RACED_SHARE of its epochs a run ends as soon as its best dev score is not
+    above that of the `rival` until then. Raises ConfigError if training diverges at every rate, and what `report` raises.
     """
     train, dev, test = parts
     fitted = [*examples_to_fit(train, settings.seed), *dev] if start is None and may_be_fitted(data) else []
@@ -114,7 +126,7 @@ def fine_tune(
     for number, rate in enumerate(settings.learning_rates, 1):
         torch.manual_seed(settings.seed)
         body, head = make_body().to(device), TaskHead(hidden_size, data, start).to(device)
-        run = _Run(data, settings, rate, body, head, scale)
+        run = _Run(data, settings, rate, body, head, scale, rival)
         run.train(train, dev, ticker, start)
         ticker.end_run(number)
         curve += run.curve
@@ -126,17 +138,28 @@ def fine_tune(
     best.body.load_state_dict(best.best_body)
     scores: dict[str, float] = {}
     mistakes: dict[str, Any] = {}
-    answers_on: dict[str, list[list[LabelledSpan]]] = {}
-    for name, part in (("dev", dev), ("test", test)):
-        if part:
-            answers = predict(best.body, best.best_head, data, part, settings.pooling, ticker.predicted, device)
-            answers_on[name] = answers
-            scores |= {f"{name}_{key}": value for key, value in scores_of(data, part, answers).items()}
-            for kind, values in mistakes_of(data, part, answers).items():
-                mistakes.setdefault(kind, {})[name] = values
+    judged = [("dev", dev, best.best_answers)]
+    if test and not best.is_beaten:
+        on_test = predict(best.body, best.best_head, data, test, settings.pooling, ticker.predicted, device)
+        judged.append(("test", test, on_test))
+    for name, part, answers in judged:
+        scores |= {f"{name}_{key}": value for key, value in scores_of(data, part, answers).items()}
+        for kind, values in mistakes_of(data, part, answers).items():
+            mistakes.setdefault(kind, {})[name] = values
     report("fine-tune", 1.0)
-    chance = dev_score_of(data, dev, answers_on["dev"])
-    return Trained(best.body, best.best_head, scores, best.rate, best.best_epoch, curve, mistakes, chance)
+    chance = dev_score_of(data, dev, best.best_answers)
+    return Trained(
+        best.body,
+        best.best_head,
+        scores,
+        best.rate,
+        best.best_epoch,
+        curve,
+        mistakes,
+        chance,
+        best.first_head,
+        best.is_beaten,
+    )
 
 
 class TaskHead(nn.Linear):
@@ -182,7 +205,7 @@ class _Ticker:
         train, dev, test = (count_tokens(part) for part in parts)
         self._report = report
         self._per_run = before + settings.epochs * (TRAINING_COST * train + dev)
-        self._total = len(settings.learning_rates) * self._per_run + dev + test
+        self._total = len(settings.learning_rates) * self._per_run + test
         self._done = 0
 
     def trained(self, tokens: int) -> None:
@@ -208,6 +231,7 @@ class _Run:
         body: nn.Module,
         head: TaskHead,
         scale: Scale,
+        rival: Trained | None = None,
     ) -> None:
         self.rate = rate
         self.body = body
@@ -217,11 +241,15 @@ class _Run:
         self._start_score = self._highest = -math.inf
         self.best_body: dict[str, Tensor] = {}
         self.best_head = head.to_served(scale)
+        self.best_answers: list[list[LabelledSpan]] = []
+        self.first_head: dict[str, Tensor] = {}
+        self.is_beaten = False
         self._data = data
         self._task = task_named(data.task)
         self._settings = settings
         self._head = head
         self._scale = scale
+        self._rival = rival
         self._trainer = Trainer(self._task, settings, rate, body, head, scale)
 
     def train(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker, start: Head | None) -> None:
@@ -231,7 +259,12 @@ class _Run:
             self._head.go_on_from(start, self._scale)
             self._start_score = self._judge(0, dev, ticker)
         elif may_be_fitted(self._data):
-            self._begin_with_a_fitted_head(train, dev, ticker)
+            if self._rival is None:
+                self._begin_with_a_fitted_head(train, dev, ticker)
+            else:
+                # Untrained adapters of every width change nothing, so that the same head fits.
+                self._head.load_state_dict(self._rival.first_head)
+        self.first_head = copy_state(self._head)
         steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
         step = 0
         for epoch in range(1, settings.epochs + 1):
@@ -250,22 +283,28 @@ class _Run:
             # A tagging may find nothing at all in its first epochs, whose scores are all 0.
             if self.best_score > 0 and epoch - self.best_epoch >= settings.patience:
                 return
+            if self._rival is not None and math.ceil(RACED_SHARE * settings.epochs) <= epoch < settings.epochs:
+                # If the rival had learned nothing by then, the race says nothing.
+                self.is_beaten = 0 < self._rival.highest_by(epoch) >= max(row["dev"] for row in self.curve)
+                if self.is_beaten:
+                    return
 
     def _begin_with_a_fitted_head(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker) -> None:
         """Fit the head; if it then scores badly on dev, restore it."""
         made = copy_state(self._head)
         few = examples_to_fit(train, self._settings.seed)
         fit_head(self._head, self.body, self._data, few, self._settings.pooling, ticker.predicted)
-        if self._score(self._head.to_served(self._scale), dev, ticker) < LEAST_SCORE:
+        if self._score(self._answer(self._head.to_served(self._scale), dev, ticker), dev) < LEAST_SCORE:
             self._head.load_state_dict(made)
 
     def _judge(self, epoch: int, dev: list[Prepared], ticker: _Ticker) -> float:
         head = self._head.to_served(self._scale)
-        score = self._score(head, dev, ticker)
+        answers = self._answer(head, dev, ticker)
+        score = self._score(answers, dev)
         # After one step with a gradient that is NaN, the head's weights are NaN too.
         if np.isfinite(head.weight).all() and self._is_kept(score, dev):
             self.best_score, self.best_epoch = score, epoch
-            self.best_body, self.best_head = copy_state(self.body), head
+            self.best_body, self.best_head, self.best_answers = copy_state(self.body), head, answers
         return score
 
     def _is_kept(self, score: float, dev: list[Prepared]) -> bool:
@@ -278,9 +317,11 @@ class _Run:
         least = self._highest - tolerance if score > 0 else self._highest
         return score > self._start_score and score >= least
 
-    def _score(self, head: Head, dev: list[Prepared], ticker: _Ticker) -> float:
+    def _answer(self, head: Head, dev: list[Prepared], ticker: _Ticker) -> list[list[LabelledSpan]]:
         device = self._head.weight.device
-        answers = predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted, device)
+        return predict(self.body, head, self._data, dev, self._settings.pooling, ticker.predicted, device)
+
+    def _score(self, answers: list[list[LabelledSpan]], dev: list[Prepared]) -> float:
         return scores_of(self._data, dev, answers)[self._task.metric]
 
 

@@ -124,9 +124,9 @@ def tune(
     at = start.card.adapter_at if start else ADAPTER_AT
     adapter, head = (start.adapter, start.head) if start else (None, None)
 
-    def train(factor: int, report: Report) -> Trained:
+    def train(factor: int, report: Report, rival: Trained | None) -> Trained:
         make_body = adapter_body(upper, factor, adapter, at=at)
-        return fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head)
+        return fine_tune(make_body, base.config.hidden_size, data, parts, settings, report, start=head, rival=rival)
 
     trained, chosen = train_widths(train, factors or (settings.reduction_factor,), report)
     assert isinstance(trained.body, AdapterModel)

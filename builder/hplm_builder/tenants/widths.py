@@ -41,40 +41,53 @@ def choose(scores: Sequence[DevScore]) -> int:
 
 
 def train_widths(
-    train: Callable[[int, Report], Trained], factors: Sequence[int], report: Report
+    train: Callable[[int, Report, Trained | None], Trained], factors: Sequence[int], report: Report
 ) -> tuple[Trained, dict[str, Any]]:
     """Train an adapter with each of the reduction factors, and return the chosen one with what a card says about the choice.
 
-    `train` gets a reduction factor and a progress callback. A training that diverges is left out. Raises ConfigError if all
-    diverge, and what `report` raises.
+    `train` gets a reduction factor, a progress callback and the rival, which is the first width's training. A width is left out
+    if no dev score could be clearly above the first one's, if it was not ahead of its rival, or if it diverged. Raises
+    ConfigError if all diverge, and what `report` raises.
     """
     made: dict[int, Trained] = {}
     failure: ConfigError | None = None
+    left_out = ""
     for number, factor in enumerate(factors):
 
         def report_share(step: str, done: float, number: int = number) -> None:
             report(step, (number + done) / len(factors))
 
+        rival = next(iter(made.values()), None)
+        if rival is not None and not rival.dev.leaves_room:
+            left_out = f"on dev {rival.dev.value:.3f} leaves no room for a clearly better width"
+            continue
         try:
-            made[factor] = train(factor, report_share)
+            trained = train(factor, report_share, rival)
         except ConfigError as error:
-            failure = error
+            failure, left_out = error, "the training of the other width diverged"
+            continue
+        if rival is not None and trained.is_beaten:
+            epoch = int(max(row["epoch"] for row in trained.curve))
+            own, other = trained.highest_by(epoch), rival.highest_by(epoch)
+            left_out = f"on dev {width_name(factor)} was not ahead after epoch {epoch} ({own:.3f} and {other:.3f})"
+        else:
+            made[factor] = trained
     if not made:
         assert failure is not None
         raise failure
-    trained = list(made.values())
-    kept = choose([one.dev for one in trained])
+    finished = list(made.values())
+    kept = choose([one.dev for one in finished])
     about: dict[str, Any] = {"adapter_width": width_name(list(made)[kept])}
     if len(factors) > 1:
         names = [width_name(factor) for factor in made]
-        about["width_scores"] = {name: one.dev.value for name, one in zip(names, trained, strict=True)}
-        about["width_why"] = _why(names, [one.dev for one in trained], kept)
-    return trained[kept], about
+        about["width_scores"] = {name: one.dev.value for name, one in zip(names, finished, strict=True)}
+        about["width_why"] = (
+            f"{left_out}, so {names[0]} stays" if left_out else _why(names, [one.dev for one in finished], kept)
+        )
+    return finished[kept], about
 
 
 def _why(names: Sequence[str], scores: Sequence[DevScore], kept: int) -> str:
-    if len(scores) < 2:
-        return f"the training of the other width diverged, so {names[0]} stays"
     usual, other = scores[0], scores[-1]
     found = f"on dev {names[-1]} has {other.value - usual.value:+.3f} (standard error {other.error_beside(usual):.3f})"
     if kept:

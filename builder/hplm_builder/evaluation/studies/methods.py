@@ -95,7 +95,7 @@ def method_variants(original: OriginalModel, served: ServedDomain, device: torch
 
 
 def choose_widths(task: EvalTask, narrow: Sequence[BestRun], wide: Sequence[BestRun]) -> list[BestRun]:
-    """Return, for each seed, the run of the width that `hplm build tenant` would keep, by the same rule.
+    """Return, for each seed, the run of the width that `hplm build tenant` would keep if both were trained to the end.
 
     Raises ConfigError for runs of an older release, which lack what the rule compares.
     """
@@ -169,9 +169,9 @@ def methods(
     upper layers. plot: all upper layers over PLOT features. hbert: adapters over PLOT features, as they are served.
 
     On demand: adapter-attention and hbert-attention have adapters after the attention sub-layer, as in HMI. adapter-wide and
-    hbert-wide have adapters four times as wide (a reduction factor of 4). hbert-auto keeps hbert or hbert-wide, as dev says and
-    as tenants are made; it runs both. hbert-taught and hbert-wide-taught also learn from
-    as many unlabelled texts of the train part, which a plot model trained on the labelled texts labels. Examples:
+    hbert-wide have adapters four times as wide (a reduction factor of 4). hbert-auto keeps hbert or hbert-wide, as dev says; it
+    trains both to the end. hbert-taught and hbert-wide-taught also learn from as many unlabelled texts of the train part, which
+    a plot model trained on the labelled texts labels. Examples:
 
       hplm eval methods --root data --quick
 

@@ -100,6 +100,19 @@ def test_a_head_that_does_badly_on_dev_is_left_as_it_was_made(monkeypatch: pytes
     assert np.abs(fitted.head.weight - made.weight.detach().numpy()).max() > 0.1
 
 
+def test_a_rival_begins_with_the_head_that_was_fitted_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = prepared(20, 4)
+    data, parts = data_of(20, examples), (examples, examples, examples)
+    settings = TrainSettings(epochs=1, learning_rates=(1e-12,))
+    first = fine_tune(Frozen, HIDDEN, data, parts, settings)
+    monkeypatch.delattr("hplm_builder.tenants.finetune.fit_head")  # a second fit would fail
+    second = fine_tune(Frozen, HIDDEN, data, parts, settings, rival=first)
+    np.testing.assert_allclose(second.head.weight, first.head.weight, atol=1e-6)
+    assert second.scores == first.scores
+    # The only epoch is the last one, so that nothing is left to save.
+    assert not second.is_beaten
+
+
 def test_a_tenant_that_is_updated_goes_on_from_its_own_head() -> None:
     examples = prepared(20, 4)
     data = data_of(20, examples)
