@@ -27,7 +27,7 @@ from hplm.models.device import choose_device
 from hplm.reporting.packages import extract_folder, extract_split
 from hplm.store import artifact
 from hplm.store.layout import Store
-from hplm_builder.convert.checkpoint import work_place
+from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.mixture import mixture
 from hplm_builder.convert.original import base_config, check_folder, head_of, load_original
 from hplm_builder.convert.training import Converted, ConvertSettings, distance, train
@@ -138,11 +138,11 @@ def convert_base(
         model.upper.load_state_dict(start.load_upper().state_dict())
     before = distance(model, original, held_out)
     started_from = start.fingerprint if start else ""
-    checkpoint = work_place(store, f"convert-{name}.pt")
+    checkpoint = store.local_work(f"base-{name}") / "training.pt"
     train(model, original, text, settings, checkpoint, progress, started_from)
     after = distance(model, original, held_out)
     if not math.isfinite(after["mse"]):
-        checkpoint.unlink()
+        Checkpoint(checkpoint, {}).remove()
         raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
     record = {
         "original": origin,
@@ -161,7 +161,7 @@ def convert_base(
     bases.save(
         store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), record
     )
-    checkpoint.unlink()
+    Checkpoint(checkpoint, {}).remove()
     return record
 
 
