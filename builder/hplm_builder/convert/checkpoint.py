@@ -178,7 +178,7 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     """Return a digest of values in hexadecimal digits, which tells what trainings start from apart."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

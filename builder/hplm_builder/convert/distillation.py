@@ -133,8 +133,8 @@ def distil(
     if (saved := checkpoint.load(device)) is not None:
         first = saved["step"]
         model.load_state_dict(saved["model"], strict=False)
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        for optimizer, of_optimizer in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(of_optimizer)
     done = first
 
     def state() -> dict[str, Any]:

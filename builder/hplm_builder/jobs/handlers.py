@@ -1,7 +1,7 @@
 """The handlers of the builder's jobs: tenants and domains, created or updated, students, cascades with other targets.
 
-A job that was killed continues from its checkpoints. The version that it has published already is found by the job's id and not made
-twice. A version that it did not publish has a number that is never used again, and garbage collection removes it.
+A job that was killed continues from its checkpoints. The version that it has published already is found by the job's id and
+not made twice. A version that it did not publish has a number that is never used again, and garbage collection removes it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,11 @@ def _by_request(plain: Work, with_students: Work, over_levels: Work) -> Work:
 
 
 def _prepared(work: Work) -> Work:
-    """Return `work` with checkpoints in the job's scratch folder, and torch's errors of the device as those of a worker process."""
+    """Return `work` with checkpoints in the job's scratch folder, and torch's errors of the device as a worker process's."""
     import torch
 
-    from hplm_builder.convert.checkpoint import checkpoints_in
-
     from hplm.models.device import is_device_lost
+    from hplm_builder.convert.checkpoint import checkpoints_in
 
     def run(job: Job, context: JobContext) -> dict[str, Any]:
         try:

@@ -293,9 +293,15 @@ class _Run:
     def _state(self) -> dict[str, Any]:
         """Return the state between two steps, of tensors and plain values."""
         return {
-            **{"step": self._step, "loss": self._loss, "rate": self._rate, "kept": self._kept(), "curve": self.curve},
-            **{"body": self.body.state_dict(), "head": self._head.state_dict()},
-            **{"optimizer": self._trainer.optimizer.state_dict(), "random": random_state(self._head.weight.device)},
+            "step": self._step,
+            "loss": self._loss,
+            "rate": self._rate,
+            "kept": self._kept(),
+            "curve": self.curve,
+            "body": self.body.state_dict(),
+            "head": self._head.state_dict(),
+            "optimizer": self._trainer.optimizer.state_dict(),
+            "random": random_state(self._head.weight.device),
         }
 
     def _restore(self, saved: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hplm.errors import MissingArtifactError
 
-
 # The folder of a job's scratch files begins with this if a command works on the job, or on a training of its own.
 LOCAL = "local-"
 
