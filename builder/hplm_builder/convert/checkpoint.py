@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hplm.errors import DataError, StoppingError
+from hplm.runtime.crash_points import stop_point
 from hplm.store.artifact import sync
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ class Checkpoint:
         """Write a checkpoint if one is due, between two steps. Let a signal that came during the step act after it."""
         if self._state is None:
             return
+        stop_point()
         if self._signal is not None:
             self.save(self._state())
             log.warning("stopped: the same command continues from %s", self.path)

@@ -33,7 +33,7 @@ TAKEN = (
 # Files that transformers loads weights from.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # Files besides weights that decide what a model computes.
-READ = ("config.json", "tokenizer.json", "tokenizer_config.json")
+READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # Types of numbers that a weight may have in a safetensors file. Others are quantised, and mean nothing without their scales.
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -84,10 +84,14 @@ def _fault(folder: Path) -> str | None:
         return f"is no folder of a model in Hugging Face's layout: it has no config.json{_gguf(folder)}"
     if fault := _no_content(folder):
         return fault
-    try:
-        kind = _config(folder).get("model_type")
-    except (ValueError, RecursionError) as error:
-        return f"has a config.json that cannot be read: {error}"
+    for name in READ:
+        try:
+            # transformers takes a tokenizer_config.json that is cut as if it were not there.
+            if (folder / name).is_file():
+                _object(folder / name)
+        except (ValueError, RecursionError) as error:
+            return f"has a {name} that cannot be read: {error}"
+    kind = _config(folder).get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         return f"holds a model of type {kind!r}" if kind else "has a config.json without model_type"
     if not any((folder / name).is_file() for name in WEIGHTS):
@@ -140,7 +144,12 @@ def _gguf(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     """Return a folder's config.json. Raises ValueError."""
-    found = json.loads((folder / "config.json").read_bytes())
+    return _object(folder / "config.json")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError, or RecursionError."""
+    found = json.loads(path.read_bytes())
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")
     return found
@@ -215,9 +224,9 @@ def _said(folder: Path) -> str:
     """Return what tokenizer_config.json and the normalizer of tokenizer.json say about reading."""
     named = ("tokenizer_class", "do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
     config = folder / "tokenizer_config.json"
-    given = json.loads(config.read_bytes()) if config.is_file() else {}
+    given = _object(config) if config.is_file() else {}
     words = ", ".join(f"{name}={json.dumps(given[name])}" for name in named if name in given)
-    normalizer = json.loads((folder / "tokenizer.json").read_bytes()).get("normalizer")
+    normalizer = _object(folder / "tokenizer.json").get("normalizer")
     return f"tokenizer_config.json {words or 'says nothing'}; tokenizer.json normalizer={json.dumps(normalizer)}"
 
 
@@ -324,11 +333,14 @@ def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
     with _reading(weights):
         _check_dtypes(folder)
         source, loaded = AutoModel.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, **LOCAL, **options
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **LOCAL, **options
         )
     if missing := sorted(loaded["missing_keys"]):
         # transformers would give them random numbers.
         raise DataError(f"the weights in {folder} lack {len(missing)} parts of the model, such as {missing[0]}")
+    if other := sorted(str(name) for name, *_ in loaded["mismatched_keys"]):
+        # transformers gave them random numbers.
+        raise DataError(f"the weights in {folder} have another shape than config.json says, such as {other[0]}")
     state = source.state_dict()
     for name, tensor in state.items():
         if not tensor.isfinite().all():

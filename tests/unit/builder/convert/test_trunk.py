@@ -82,9 +82,7 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=tiny.KINDS)
-def trained(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
-) -> Trained:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Trained:
     store = Store(tmp_path_factory.mktemp("store"))
     parent = make_parent(store, request.param)
     return Trained(parent, make_trunk(store, parent, corpus))
