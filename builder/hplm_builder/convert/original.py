@@ -18,9 +18,9 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from hplm.core.settings import WHOLE, BaseConfig
-from hplm.core.text import TextEncoder
+from hplm.core.text import TextEncoder, read_tokenizer
 from hplm.engine.lower_layers import lower_form as find_lower_form
-from hplm.errors import DataError, HplmError
+from hplm.errors import DataError
 from hplm.models.architectures import ARCHITECTURES, Architecture, find_architecture
 from hplm.models.layers import TOKEN_TYPES, OriginalEncoder
 
@@ -167,7 +167,7 @@ def _reading(path: Path) -> Iterator[None]:
     """Raise DataError, which names the path, in place of the errors of many types that transformers raises for its content."""
     try:
         yield
-    except HplmError:
+    except DataError:
         raise
     except Exception as error:
         first, *_ = str(error).strip().splitlines() or [type(error).__name__]
@@ -187,21 +187,21 @@ def tokenizer_file(folder: Path, config: BaseConfig) -> Iterator[Path]:
     path = folder / "tokenizer.json"
     # Read first, because transformers makes a tokenizer from other files if this one is missing.
     with _reading(path):
-        alone = Tokenizer.from_file(str(path))
+        alone = read_tokenizer(path)
         theirs = AutoTokenizer.from_pretrained(folder, **LOCAL)
         if (fast := getattr(theirs, "backend_tokenizer", None)) is None:
             raise DataError(
                 f"transformers reads {folder} with {type(theirs).__name__}, which has no tokenizer.json of its own"
             )
         wanted = [theirs(text)["input_ids"] for text in COMPARED]
-        made = Tokenizer.from_str(fast.to_str())
     with tempfile.TemporaryDirectory(prefix="hplm-tokenizer-") as apart:
         if (different := _difference(alone, wanted)) is not None:
-            if (still := _difference(made, wanted)) is not None:
-                raise DataError(f"{folder}: {still}: save its tokenizer again as one tokenizer.json")
+            made = Path(apart) / path.name
+            made.write_text(fast.to_str(), encoding="utf-8")
+            if (still := _difference(read_tokenizer(made), wanted)) is not None:
+                raise DataError(f"{folder}: {still}: save its tokenizer again as one tokenizer.json ({_said(folder)})")
             log.warning("%s: %s. The base reads text as transformers does (%s)", path, different, _said(folder))
-            path = Path(apart) / "tokenizer.json"
-            made.save(str(path))
+            path = made
         if (highest := TextEncoder(path, config.max_tokens).highest_id) >= config.vocab_size:
             raise DataError(
                 f"{folder / 'tokenizer.json'} gives token ids up to {highest}, the model has embeddings below "
@@ -212,8 +212,6 @@ def tokenizer_file(folder: Path, config: BaseConfig) -> Iterator[Path]:
 
 def _difference(tokenizer: Tokenizer, wanted: Sequence[Sequence[int]]) -> str | None:
     """Return for which text of COMPARED a tokenizer gives other ids than `wanted`; None if for no text."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
     for text, ids in zip(COMPARED, wanted, strict=True):
         if (ours := tokenizer.encode(text).ids) != list(ids):
             return f"it gives {len(ours)} ids for {text!r}, transformers gives {len(ids)} others from all files of the folder"

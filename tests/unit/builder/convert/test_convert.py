@@ -39,6 +39,7 @@ def save_model(path: Path, kind: type[BertModel] | type[MPNetModel]) -> Path:
     shape |= {"vocab_size": tiny.tokenizer().get_vocab_size(), "max_position_embeddings": 64}
     kind(kind.config_class(initializer_range=0.2, **shape)).save_pretrained(path)
     tiny.tokenizer().save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return path
 
 
@@ -187,7 +188,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_converted_is_refused(tmp_path: Path, written: dict[str, object], words: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(written))
     for name in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("{}")
     with pytest.raises(DataError, match=words):
         shape_of(tmp_path)
 
