@@ -1,4 +1,4 @@
-"""What `hplm build base --model` takes, and what it says of everything else before anything long begins."""
+"""The models that `hplm build base --model` takes, and the refusals of all others before anything long begins."""
 
 from __future__ import annotations
 
