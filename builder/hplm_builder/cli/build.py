@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +47,7 @@ from hplm_builder.convert.base import (
     ship,
     shipped_bases,
 )
+from hplm_builder.convert.checkpoint import end_as_by_ctrl_c
 from hplm_builder.convert.mixture import SHARES, read_to_count
 from hplm_builder.convert.original import TITLES
 from hplm_builder.convert.training import ConvertSettings
@@ -199,7 +199,8 @@ def base(
     With --whole nothing is converted or trained, and the base is ready in seconds. With --trunk one or two layers are trained
     to match a base of the store.
 
-    An interrupted training continues where it stopped. A base with domains is not replaced: give another --name. Examples:
+    A training that was interrupted, also by SIGTERM, continues where it stopped if the same command runs again within two
+    weeks. A base with domains is not replaced: give another --name. Examples:
 
       hplm build base --shipped
 
@@ -213,6 +214,7 @@ def base(
 
       hplm build base --trunk 2 --from minilm-whole --name trunk-2
     """
+    end_as_by_ctrl_c()
     target = Store.at(store)
     shares = dict.fromkeys(text, 1.0) if text else SHARES
     if trunk is not None:
@@ -432,11 +434,6 @@ def domain(
         )
 
 
-def end_as_by_ctrl_c() -> None:
-    """Let SIGTERM end this command as Ctrl-C does, so that its job is cancelled at once."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
 def _task(name: str) -> str:
     if name not in task_names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(task_names())}")
@@ -516,7 +513,8 @@ def tenant(
     """Fine-tune adapters and a head on labelled data: columns text and label (a class or a number), of pairs also
     text_pair, or tokens and IOB tags. docs/data.md has all of it.
 
-    This is a job that the command runs itself: `hplm job list` shows it, and no worker process takes it. Examples:
+    This is a job that the command runs itself: `hplm job list` shows it, and no worker process takes it. An interrupted
+    training continues where it stopped if the same command runs again. Examples:
 
       hplm build tenant acme --train train.jsonl --dev dev.jsonl --test test.jsonl --epochs 15
 

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from hplm.core.names import check_name_of
 from hplm.core.settings import BaseConfig, parse_settings
-from hplm.core.text import TextEncoder
 from hplm.engine.lower_layers import load_lower
-from hplm.errors import ArtifactError, ConfigError, DataError
+from hplm.errors import ArtifactError, ConfigError
 from hplm.models import base as bases
 from hplm.models.base import Base
 from hplm.models.base_folder import KIND
@@ -27,9 +26,9 @@ from hplm.models.device import choose_device
 from hplm.reporting.packages import extract_folder, extract_split
 from hplm.store import artifact
 from hplm.store.layout import Store
-from hplm_builder.convert.checkpoint import work_place
+from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.mixture import mixture
-from hplm_builder.convert.original import base_config, check_folder, head_of, load_original
+from hplm_builder.convert.original import base_config, check_folder, head_of, load_original, tokenizer_file
 from hplm_builder.convert.training import Converted, ConvertSettings, distance, train
 from hplm_builder.export.register import check_unused
 
@@ -121,16 +120,12 @@ def convert_base(
         raise ConfigError(
             f"base {start.config.name} has another shape than the requested one: {start.config} and {config}"
         )
-    tokenizer = folder / "tokenizer.json"
-    if (highest := TextEncoder(tokenizer, config.max_tokens).highest_id) >= config.vocab_size:
-        raise DataError(
-            f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
-            "take the tokenizer that belongs to it"
-        )
-    text, held_out = mixture(shares, tokenizer, config.max_tokens, progress)
     torch.manual_seed(settings.seed)
-    where = choose_device(device)
     original = load_original(folder, config)
+    with tokenizer_file(folder, config) as path:
+        tokenizer = path.read_bytes()
+        text, held_out = mixture(shares, path, config.max_tokens, progress)
+    where = choose_device(device)
     model = Converted(config, original).to(where)
     original.to(where)
     if start is not None:
@@ -138,11 +133,11 @@ def convert_base(
         model.upper.load_state_dict(start.load_upper().state_dict())
     before = distance(model, original, held_out)
     started_from = start.fingerprint if start else ""
-    checkpoint = work_place(store, f"convert-{name}.pt")
+    checkpoint = store.local_work(f"base-{name}") / "training.pt"
     train(model, original, text, settings, checkpoint, progress, started_from)
     after = distance(model, original, held_out)
     if not math.isfinite(after["mse"]):
-        checkpoint.unlink()
+        Checkpoint(checkpoint, {}).remove()
         raise ConfigError(f"training with a learning rate of {settings.learning_rate:g} diverged: choose a lower one")
     record = {
         "original": origin,
@@ -158,10 +153,8 @@ def convert_base(
     }
     # Checked again after hours of training. If it raises, the checkpoint keeps the result.
     check_unused(store, name)
-    bases.save(
-        store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer.read_bytes(), record
-    )
-    checkpoint.unlink()
+    bases.save(store.base(name), config, model.lower.state_dict(), model.upper.state_dict(), tokenizer, record)
+    Checkpoint(checkpoint, {}).remove()
     return record
 
 

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +18,12 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from hplm.core.settings import at_least
-from hplm.errors import ConfigError, DataError
+from hplm.errors import ConfigError
 from hplm.models.device import choose_dtype, computing_in
 from hplm.plot.ngrams import Ids
 from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.learning_rate import triangle
 
-CHECKPOINT_STEPS = 50
 # Tokens of a batch in which the distance is measured.
 MEASURED_TOKENS = 8192
 # Computes a batch's loss from packed ids `[N]`, the lengths of its passages, and a generator for what is random. The second
@@ -120,7 +120,7 @@ def distil(
     progress: Progress,
     title: str,
 ) -> None:
-    """Train in place. Raises DataError if there is a checkpoint file of another run.
+    """Train in place. Raises DataError if there is a checkpoint of another run.
 
     Training goes on from the checkpoint of its own run and leaves the last checkpoint there: a caller that keeps the result
     removes it. `title` names the progress bar.
@@ -133,32 +133,36 @@ def distil(
     if (saved := checkpoint.load(device)) is not None:
         first = saved["step"]
         model.load_state_dict(saved["model"], strict=False)
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-    elif checkpoint.path.is_file():
-        raise DataError(f"{checkpoint.path} is of another model, text or settings, or damaged: remove it to start anew")
+        for optimizer, of_optimizer in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(of_optimizer)
+    done = first
+
+    def state() -> dict[str, Any]:
+        weights = {name: p.detach() for name, p in model.trainable().items()}
+        return {"model": weights, "optimizers": [optimizer.state_dict() for optimizer in optimizers], "step": done}
+
     for _ in range(first):
         next(source)
     bar = progress.add_task(title, total=steps, completed=first)
-    for step in range(first, steps):
-        rate = settings.learning_rate * triangle(step, steps, settings.warmup_share)
-        for optimizer, factor in zip(optimizers, (1.0, 2.0), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
-        ids, lengths = next(source)
-        with computing_in(dtype, device):
-            loss, error = batch_loss(ids, lengths, np.random.default_rng([settings.seed, step]))
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(list(model.trainable().values()), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        progress.update(bar, advance=1, description=f"{title} (relative error {error.item():.3f})")
-        if (step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == steps:
-            weights = {name: p.detach() for name, p in model.trainable().items()}
-            states = [optimizer.state_dict() for optimizer in optimizers]
-            checkpoint.save({"model": weights, "optimizers": states, "step": step + 1})
+    with checkpoint.keeping(state):
+        for step in range(first, steps):
+            rate = settings.learning_rate * triangle(step, steps, settings.warmup_share)
+            for optimizer, factor in zip(optimizers, (1.0, 2.0), strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * factor
+            ids, lengths = next(source)
+            with computing_in(dtype, device):
+                loss, error = batch_loss(ids, lengths, np.random.default_rng([settings.seed, step]))
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(list(model.trainable().values()), 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+            done = step + 1
+            progress.update(bar, advance=1, description=f"{title} (relative error {error.item():.3f})")
+            checkpoint.reached()
+    checkpoint.save(state())
 
 
 def source_of(original: nn.Module, text: PackedText) -> str:

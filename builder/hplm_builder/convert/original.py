@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from hplm.core.settings import WHOLE, BaseConfig
+from hplm.core.text import TextEncoder, read_tokenizer
 from hplm.engine.lower_layers import lower_form as find_lower_form
 from hplm.errors import DataError
 from hplm.models.architectures import ARCHITECTURES, Architecture, find_architecture
@@ -25,7 +32,31 @@ TAKEN = (
 )
 # Files that transformers loads weights from.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Files besides weights that decide what a model computes.
+READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+# Types of numbers that a weight may have in a safetensors file. Others are quantised, and mean nothing without their scales.
+FLOATS = ("F64", "F32", "F16", "BF16")
+# Both readings of a tokenizer must give the same ids for these.
+COMPARED = (
+    "The QUICK Brown fox jumps over 13 lazy dogs.",
+    "Caf\u00e9s in \u00c5lesund, na\u00efve fa\u00e7ades: \u00c9COLE, Stra\u00dfe, \u0130stanbul",
+    "cafe\u0301 o\u0308 (combining), \ufb01ne \uff21\uff22\uff23 \u2460",
+    "Order #4,711 of 2024-05-03: 3.5% off, 1/2 price, $10 or \u00a310!",
+    "don't -- \"stop\" 'quote' [x] {y} a_b e@mail.org https://a.b/c?d=e",
+    "\u4e2d\u6587\u5b57\u7b26 mixed \u65e5\u672c \ud55c\uad6d\uc5b4 \u041f\u0440\u0438\u0432\u0435\u0442",
+    "\u0645\u0631\u062d\u0628\u0627 \u0939\u093f\u0928\u094d\u0926\u0940",
+    "emoji \U0001f600 \U0001f44d\U0001f3fd \u2764\ufe0f",
+    "  spaces\tand\n\nlines  ",
+)
+
+log = logging.getLogger(__name__)
+
+# transformers makes each layer before it reads weights, which a wrong config.json would let take hours.
+MOST_LAYERS = 1000
 ENCODERS = {architecture.encoder for architecture in ARCHITECTURES.values()}
+# Code of a folder is never run, and nothing is downloaded.
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -37,8 +68,8 @@ def check_folder(folder: Path) -> None:
 
 def head_of(folder: Path) -> str | None:
     """Return the architecture in a checked folder's config.json if that architecture has a head, which is not converted."""
-    named = _config(folder).get("architectures") or []
-    return next((str(one) for one in named if one not in ENCODERS), None)
+    named = _config(folder).get("architectures")
+    return next((str(one) for one in (named if isinstance(named, list) else []) if str(one) not in ENCODERS), None)
 
 
 def _fault(folder: Path) -> str | None:
@@ -51,16 +82,38 @@ def _fault(folder: Path) -> str | None:
         )
     if not (folder / "config.json").is_file():
         return f"is no folder of a model in Hugging Face's layout: it has no config.json{_gguf(folder)}"
-    try:
-        kind = _config(folder).get("model_type")
-    except ValueError as error:
-        return f"has a config.json that cannot be read: {error}"
-    if kind not in ARCHITECTURES:
+    if fault := _no_content(folder):
+        return fault
+    for name in READ:
+        try:
+            # transformers takes a tokenizer_config.json that is cut as if it were not there.
+            if (folder / name).is_file():
+                _object(folder / name)
+        except (ValueError, RecursionError) as error:
+            return f"has a {name} that cannot be read: {error}"
+    kind = _config(folder).get("model_type")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         return f"holds a model of type {kind!r}" if kind else "has a config.json without model_type"
     if not any((folder / name).is_file() for name in WEIGHTS):
         return f"has no weights that can be read: no {WEIGHTS[0]}{_gguf(folder)}"
     if not (folder / "tokenizer.json").is_file():
         return "has no tokenizer.json: save it with a fast tokenizer of transformers"
+    return None
+
+
+def _no_content(folder: Path) -> str | None:
+    """Return which file has no content of its own, because a download or a clone is not whole; None if each file has."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".json", ".safetensors", ".bin", ".txt") or not path.is_file():
+            continue
+        with path.open("rb") as file:
+            beginning = file.read(len(LFS_POINTER))
+        if beginning == LFS_POINTER:
+            return (
+                f"has a Git-LFS pointer in place of {path.name}: run `git lfs pull` there, or download the file itself"
+            )
+        if not beginning and path.name in (*READ, *WEIGHTS):
+            return f"has an empty {path.name}: download it again"
     return None
 
 
@@ -91,7 +144,12 @@ def _gguf(folder: Path) -> str:
 
 def _config(folder: Path) -> dict[str, Any]:
     """Return a folder's config.json. Raises ValueError."""
-    found = json.loads((folder / "config.json").read_bytes())
+    return _object(folder / "config.json")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError, or RecursionError."""
+    found = json.loads(path.read_bytes())
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object")
     return found
@@ -100,10 +158,74 @@ def _config(folder: Path) -> dict[str, Any]:
 def num_layers_of(folder: Path) -> int:
     """Return the number of layers of the model in `folder`. Raises DataError if the model cannot be used."""
     check_folder(folder)
+    with _reading(folder / "config.json"):
+        return int(AutoConfig.from_pretrained(folder, **LOCAL).num_hidden_layers)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise DataError, which names the path, in place of the errors of many types that transformers raises for its content."""
     try:
-        return int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            f"{path} cannot be read ({type(error).__name__}: {first}): download it again, or save it again with transformers"
+        ) from error
+
+
+@contextmanager
+def tokenizer_file(folder: Path, config: BaseConfig) -> Iterator[Path]:
+    """Yield a tokenizer file that reads text as transformers reads it with all files of `folder`.
+
+    This is `tokenizer.json` itself if it says all. If another file of the folder changes the reading, it is a temporary file of
+    the tokenizer that transformers makes, and a warning says so. Raises DataError if there is no such file, or if it gives ids
+    without an embedding.
+    """
+    path = folder / "tokenizer.json"
+    # Read first, because transformers makes a tokenizer from other files if this one is missing.
+    with _reading(path):
+        alone = read_tokenizer(path)
+        theirs = AutoTokenizer.from_pretrained(folder, **LOCAL)
+        if (fast := getattr(theirs, "backend_tokenizer", None)) is None:
+            raise DataError(
+                f"transformers reads {folder} with {type(theirs).__name__}, which has no tokenizer.json of its own"
+            )
+        wanted = [theirs(text)["input_ids"] for text in COMPARED]
+    with tempfile.TemporaryDirectory(prefix="hplm-tokenizer-") as apart:
+        if (different := _difference(alone, wanted)) is not None:
+            made = Path(apart) / path.name
+            made.write_text(fast.to_str(), encoding="utf-8")
+            if (still := _difference(read_tokenizer(made), wanted)) is not None:
+                raise DataError(f"{folder}: {still}: save its tokenizer again as one tokenizer.json ({_said(folder)})")
+            log.warning("%s: %s. The base reads text as transformers does (%s)", path, different, _said(folder))
+            path = made
+        if (highest := TextEncoder(path, config.max_tokens).highest_id) >= config.vocab_size:
+            raise DataError(
+                f"{folder / 'tokenizer.json'} gives token ids up to {highest}, the model has embeddings below "
+                f"{config.vocab_size} only: take the tokenizer that belongs to it"
+            )
+        yield path
+
+
+def _difference(tokenizer: Tokenizer, wanted: Sequence[Sequence[int]]) -> str | None:
+    """Return for which text of COMPARED a tokenizer gives other ids than `wanted`; None if for no text."""
+    for text, ids in zip(COMPARED, wanted, strict=True):
+        if (ours := tokenizer.encode(text).ids) != list(ids):
+            return f"it gives {len(ours)} ids for {text!r}, transformers gives {len(ids)} others from all files of the folder"
+    return None
+
+
+def _said(folder: Path) -> str:
+    """Return what tokenizer_config.json and the normalizer of tokenizer.json say about reading."""
+    named = ("tokenizer_class", "do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+    config = folder / "tokenizer_config.json"
+    given = _object(config) if config.is_file() else {}
+    words = ", ".join(f"{name}={json.dumps(given[name])}" for name in named if name in given)
+    normalizer = _object(folder / "tokenizer.json").get("normalizer")
+    return f"tokenizer_config.json {words or 'says nothing'}; tokenizer.json normalizer={json.dumps(normalizer)}"
 
 
 def base_config(
@@ -124,10 +246,8 @@ def base_config(
     Raises DataError if the model cannot be converted, ConfigError if there is no such form of lower layers.
     """
     check_folder(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder / 'config.json'} cannot be read: {error}") from None
+    with _reading(folder / "config.json"):
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
     architecture = find_architecture(config.model_type)
     if reason := _other_layers(config, architecture):
         raise DataError(f"{folder} holds a model of type {config.model_type!r} {reason}")
@@ -179,9 +299,25 @@ def _other_layers(config: Any, architecture: Architecture) -> str | None:
             f"whose embeddings have {width} numbers and whose layers have {config.hidden_size}: the two must be equal, "
             "because a projection behind the LayerNorm of the embeddings cannot be folded into them"
         )
+    if getattr(config, "quantization_config", None) is not None:
+        return "with quantization_config in config.json: only weights in floating point are taken"
     if config.pad_token_id is None:
         return "without pad_token_id in config.json"
+    if not 0 <= config.pad_token_id < config.vocab_size:
+        return f"with pad_token_id {config.pad_token_id}, which is no token of its vocabulary of {config.vocab_size}"
+    if not 1 <= config.num_hidden_layers <= MOST_LAYERS:
+        return f"with {config.num_hidden_layers} layers: 1 to {MOST_LAYERS} are taken"
     return None
+
+
+def _check_dtypes(folder: Path) -> None:
+    """Refuse safetensors files with weights in integers, which transformers would take as they are. Raises DataError."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                dtype = opened.get_slice(name).get_dtype()
+                if dtype not in FLOATS and not name.endswith("_ids"):
+                    raise DataError(f"{path} has weights of type {dtype} in {name}: only {', '.join(FLOATS)} are taken")
 
 
 def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
@@ -191,13 +327,24 @@ def load_original(folder: Path, config: BaseConfig) -> OriginalEncoder:
     transformers_logging.disable_progress_bar()
     architecture = find_architecture(config.architecture)
     options = {"add_pooling_layer": False} if architecture.has_pooler else {}
-    source, loaded = AutoModel.from_pretrained(
-        folder, local_files_only=True, dtype=torch.float32, output_loading_info=True, **options
-    )
+    weights = next(folder / name for name in WEIGHTS if (folder / name).is_file())
+    with _reading(weights):
+        _check_dtypes(folder)
+        source, loaded = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **LOCAL, **options
+        )
     if missing := sorted(loaded["missing_keys"]):
         # transformers would give them random numbers.
         raise DataError(f"the weights in {folder} lack {len(missing)} parts of the model, such as {missing[0]}")
+    if other := sorted(str(name) for name, *_ in loaded["mismatched_keys"]):
+        # transformers gave them random numbers.
+        raise DataError(f"the weights in {folder} have another shape than config.json says, such as {other[0]}")
     state = source.state_dict()
+    for name, tensor in state.items():
+        if not tensor.isfinite().all():
+            raise DataError(
+                f"the weights in {folder} have NaN or infinite numbers in {name}: take a checkpoint without them"
+            )
     layer_key = re.compile(rf"{re.escape(architecture.layers)}\.(\d+)\.")
     num_layers = 1 + max(int(match.group(1)) for key in state if (match := layer_key.match(key)))
     encoder = OriginalEncoder(config, num_layers)

@@ -141,4 +141,5 @@ def train(
         errors = relative_errors(model.states(grams.to(device), exists.to(device), lengths), targets)
         return errors[-1] + settings.inner_weight * torch.stack(errors[:-1]).sum(), errors[-1]
 
-    distil(model, batch_loss, text, settings, Checkpoint(path, run), device, progress, "convert")
+    checkpoint = Checkpoint(path, run, precious=True)
+    distil(model, batch_loss, text, settings, checkpoint, device, progress, "convert")

@@ -31,7 +31,7 @@ from hplm.plot.ngrams import Ids
 from hplm.store import artifact
 from hplm.store.layout import Store
 from hplm_builder.convert.base import shipped_bases
-from hplm_builder.convert.checkpoint import Checkpoint, work_place
+from hplm_builder.convert.checkpoint import Checkpoint
 from hplm_builder.convert.distillation import (
     MEASURED_TOKENS,
     Distilled,
@@ -211,7 +211,7 @@ def distil_trunk(
         "starts": starts,
         "text": text.digest,
     }
-    checkpoint = Checkpoint(work_place(store, f"trunk-{name}.pt"), run)
+    checkpoint = Checkpoint(store.local_work(f"trunk-{name}") / "training.pt", run, precious=True)
     train_trunk(model, text, settings, checkpoint, progress)
     after = trunk_distance(model, held_out)
     if not math.isfinite(after["mse"]):

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from hplm.core.names import check_name_of
 from hplm.core.settings import WHOLE, BaseConfig
-from hplm.core.text import TextEncoder
-from hplm.errors import DataError
 from hplm.models import base as bases
 from hplm.models.base import WORDS, Base
 from hplm.models.layers import OriginalEncoder, WholeLayers
 from hplm.store.layout import Store
-from hplm_builder.convert.original import base_config, load_original, num_layers_of
+from hplm_builder.convert.original import base_config, load_original, num_layers_of, tokenizer_file
 from hplm_builder.export.register import ROOT_OF_WHOLE, check_unused, open_registry, register_root
 
 # Which layers of a whole base have adapters: the upper half, or all.
@@ -44,14 +42,10 @@ def make_whole_base(
         max_tokens=max_tokens,
         adapter_layers=0 if adapters == "all" else -(-layers // 2),
     )
-    tokenizer = folder / "tokenizer.json"
-    if (highest := TextEncoder(tokenizer, config.max_tokens).highest_id) >= config.vocab_size:
-        raise DataError(
-            f"{tokenizer} gives token ids up to {highest}, the model has embeddings below {config.vocab_size} only: "
-            "take the tokenizer that belongs to it"
-        )
+    with tokenizer_file(folder, config) as path:
+        tokenizer = path.read_bytes()
     original = load_original(folder, config)
-    return publish_whole_base(store, config, original, tokenizer.read_bytes(), {"original": origin})
+    return publish_whole_base(store, config, original, tokenizer, {"original": origin})
 
 
 def publish_whole_base(

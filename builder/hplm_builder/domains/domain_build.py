@@ -133,7 +133,7 @@ def build_domain(
     # `top_percent` and `min_corpus_tokens` do not change the training.
     trained_by = {field.name: getattr(settings, field.name) for field in fields(MaskedLmSettings)}
     run = {"format": CHECKPOINT_FORMAT, "settings": trained_by, "parent": source_of(parent, prepared.text)}
-    checkpoint = Checkpoint(work / "domain.pt", run) if work else None
+    checkpoint = Checkpoint(work / "domain.pt" if work else None, run)
     model = MaskedLm(parent, base.load_upper(), prepared.token_counts, settings.seed).to(where)
     try:
         # Answered before the long training, so that bad examples are refused at once.
@@ -169,8 +169,7 @@ def build_domain(
         branch_done = counted(BRANCH, len(grams), overall)
         return publish(folder, base, trained, grams, record, branch_done, with_dev if dev else None)
     except JobCancelledError:
-        if checkpoint:
-            checkpoint.remove()
+        checkpoint.remove()
         raise
 
 

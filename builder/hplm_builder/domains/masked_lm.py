@@ -5,7 +5,6 @@ Bases have no head for it. A head tied to the word embeddings is warmed up first
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from hplm_builder.convert.learning_rate import triangle
 from hplm_builder.domains.held_out import HeldOut, HeldOutPair
 from hplm_builder.domains.masking import Masked, Vocabulary, mask_tokens
 
-CHECKPOINT_STEPS = 20
 HELD_OUT_ROUNDS = 4
 HEAD_LEARNING_RATE, HEAD_PLACES = 2e-3, 64
 RISE_SHARE = 0.06
@@ -178,13 +176,9 @@ def train(
     Training goes on from `checkpoint` and leaves the last checkpoint there: a caller that keeps the result removes it.
     """
     optimizer = make_optimizer(model)
-    saved = checkpoint.load(model.head.bias.device) if checkpoint else None
+    checkpoint = checkpoint or Checkpoint(None, {})
+    saved = checkpoint.load(model.head.bias.device)
     first, before = 0, None
-    if checkpoint and saved is None and checkpoint.path.is_file():
-        logging.getLogger(__name__).warning(
-            "%s is of another corpus, parent or settings, or damaged: this run starts anew and replaces it",
-            checkpoint.path,
-        )
     if saved:
         first, before = saved["step"], HeldOut.from_tensors(saved["before"])
         model.load_state_dict(saved["model"], strict=False)
@@ -194,23 +188,34 @@ def train(
         next(source)
 
     def measured(step: str) -> HeldOut:
-        return measure_held_out(model, held_out, vocabulary, settings.batch_tokens, lambda done: report(step, done))
+        def report_batch(done: float) -> None:
+            report(step, done)
+            checkpoint.reached()
 
-    for step in range(first, settings.steps):
-        if step == settings.warmup_steps:
-            before = measured(MEASURE_BEFORE)
-        report(*progress_at(step, settings))
-        for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
-            group["lr"] = rate
-        ids, lengths = next(source)
-        masked = mask_tokens(ids, vocabulary, np.random.default_rng([settings.seed, step]))
-        if len(masked.places):
-            (warmup_step if step < settings.warmup_steps else train_step)(model, optimizer, masked, lengths)
-        if checkpoint and ((step + 1) % CHECKPOINT_STEPS == 0 or step + 1 == settings.steps):
-            state = {"model": model.trained(), "optimizer": optimizer.state_dict()}
-            checkpoint.save({**state, "step": step + 1, "before": before.to_tensors() if before else None})
-    assert before is not None
-    return HeldOutPair(before, measured(MEASURE_AFTER))
+        return measure_held_out(model, held_out, vocabulary, settings.batch_tokens, report_batch)
+
+    done = first
+
+    def state() -> dict[str, Any]:
+        weights = {"model": model.trained(), "optimizer": optimizer.state_dict()}
+        return {**weights, "step": done, "before": before.to_tensors() if before else None}
+
+    with checkpoint.keeping(state):
+        for step in range(first, settings.steps):
+            if step == settings.warmup_steps:
+                before = measured(MEASURE_BEFORE)
+            report(*progress_at(step, settings))
+            for group, rate in zip(optimizer.param_groups, learning_rates(step, settings), strict=True):
+                group["lr"] = rate
+            ids, lengths = next(source)
+            masked = mask_tokens(ids, vocabulary, np.random.default_rng([settings.seed, step]))
+            if len(masked.places):
+                (warmup_step if step < settings.warmup_steps else train_step)(model, optimizer, masked, lengths)
+            done = step + 1
+            checkpoint.reached()
+        assert before is not None
+        checkpoint.save(state())
+        return HeldOutPair(before, measured(MEASURE_AFTER))
 
 
 def make_optimizer(model: MaskedLm) -> torch.optim.Optimizer:

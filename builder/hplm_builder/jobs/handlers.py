@@ -1,7 +1,7 @@
 """The handlers of the builder's jobs: tenants and domains, created or updated, students, cascades with other targets.
 
-A job that was killed begins again. The version that it has published already is found by the job's id and not made
-twice. A version that it did not publish has a number that is never used again, and garbage collection removes it.
+A job that was killed continues from its checkpoints. The version that it has published already is found by the job's id and
+not made twice. A version that it did not publish has a number that is never used again, and garbage collection removes it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def load_handlers() -> JobHandlers:
     from hplm_builder.tenants.tenant_job import make_tenant, plan_tenant
 
     tenant = JobHandler(
-        _with_device_errors(_by_request(make_tenant, make_students, make_cascade)),
-        _with_device_errors(_by_request(plan_tenant, plan_students, plan_cascade)),
+        _prepared(_by_request(make_tenant, make_students, make_cascade)),
+        _prepared(_by_request(plan_tenant, plan_students, plan_cascade)),
     )
-    domain = JobHandler(_with_device_errors(make_domain), _with_device_errors(plan_domain))
-    target = _with_device_errors(target_cascade)
+    domain = JobHandler(_prepared(make_domain), _prepared(plan_domain))
+    target = _prepared(target_cascade)
     return {
         "tenant.create": tenant,
         "tenant.update": tenant,
@@ -49,15 +49,17 @@ def _by_request(plain: Work, with_students: Work, over_levels: Work) -> Work:
     return run
 
 
-def _with_device_errors(work: Work) -> Work:
-    """Return `work` with torch's errors of the device as errors that a worker process understands."""
+def _prepared(work: Work) -> Work:
+    """Return `work` with checkpoints in the job's scratch folder, and torch's errors of the device as a worker process's."""
     import torch
 
     from hplm.models.device import is_device_lost
+    from hplm_builder.convert.checkpoint import checkpoints_in
 
     def run(job: Job, context: JobContext) -> dict[str, Any]:
         try:
-            return work(job, context)
+            with checkpoints_in(context.scratch):
+                return work(job, context)
         except torch.OutOfMemoryError as error:
             raise StoreUnavailableError("the device has no memory left for this job") from error
         except RuntimeError as error:

@@ -27,7 +27,7 @@ from hplm.registry.records import PLAN, TenantRecord
 from hplm.reporting.progress import bar_report
 from hplm.store.domain_version import has_branch
 from hplm.store.layout import Store
-from hplm_builder.convert.checkpoint import work_place
+from hplm_builder.convert.checkpoint import checkpoints_in
 from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.domains.domain_build import DomainSettings
 from hplm_builder.domains.domain_job import make_domain, plan_domain
@@ -90,16 +90,18 @@ def build_tenant(
             "from_scratch": True,
             "dry_run": False,
         }
-        result = run_local_job(
-            store,
-            registry,
-            "tenant.create" if current is None else "tenant.update",
-            f"tenant:{name}",
-            request,
-            partial(make_tenant, data=data),
-            scratch=work_place(store, f"tenant-{name}"),
-            on_progress=bar_report(progress, name, of_all=True),
-        )
+        scratch = store.local_work(f"tenant-{name}")
+        with checkpoints_in(scratch):
+            result = run_local_job(
+                store,
+                registry,
+                "tenant.create" if current is None else "tenant.update",
+                f"tenant:{name}",
+                request,
+                partial(make_tenant, data=data),
+                scratch=scratch,
+                on_progress=bar_report(progress, name, of_all=True),
+            )
     return tenants.load_card(store.tenant_version(name, result["version"]))
 
 
@@ -188,7 +190,7 @@ def build_domain(
             JobHandler(
                 partial(make_domain, corpus=corpus, dev=files), partial(plan_domain, corpus=corpus, dev=files)
             ).run,
-            scratch=work_place(store, scratch),
+            scratch=store.local_work(scratch),
             on_progress=bar_report(progress, name, of_all=True),
             device=device,
         )

@@ -107,6 +107,8 @@ def train_prefixes(
         *(settings.pruning_epochs, settings.prefix_rate, settings.batch_examples, settings.weight_decay),
         *(settings.patience, settings.seed),
     )
+    # Whichever students were trained in this process, a continued training drops out the same values.
+    torch.manual_seed(settings.seed)
     curve = descent.run("the training of all prefixes", model, [*ensemble.later_alphas], learn, loss, judge, tick)
     ensemble.requires_grad_(False)
     for student in ensemble.students:

@@ -6,8 +6,8 @@ The same loop trains the comparisons of the evaluation, see `hplm_builder.tenant
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -24,9 +24,10 @@ from hplm.models.device import CPU, computing_in
 from hplm.reporting.progress import Report, silent
 from hplm.tasks.task import Scale, Task
 from hplm.tasks.task_loader import task_named
+from hplm_builder.convert.checkpoint import Checkpoint, digest_of, random_state, set_random_state
 from hplm_builder.convert.learning_rate import triangle
 from hplm_builder.data.labelled import LabelledData
-from hplm_builder.tenants.bodies import copy_state, fastest_format
+from hplm_builder.tenants.bodies import AdapterModel, copy_state, fastest_format
 from hplm_builder.tenants.dev_scores import DevScore
 from hplm_builder.tenants.head_start import LEAST_SCORE, examples_to_fit, fit_head, may_be_fitted
 from hplm_builder.tenants.judging import dev_score_of, mistakes_of, predict, scores_of
@@ -126,7 +127,7 @@ def fine_tune(
     for number, rate in enumerate(settings.learning_rates, 1):
         torch.manual_seed(settings.seed)
         body, head = make_body().to(device), TaskHead(hidden_size, data, start).to(device)
-        run = _Run(data, settings, rate, body, head, scale, rival)
+        run = _Run(data, settings, rate, body, head, scale, [*train, *dev], rival)
         run.train(train, dev, ticker, start)
         ticker.end_run(number)
         curve += run.curve
@@ -138,7 +139,11 @@ def fine_tune(
     best.body.load_state_dict(best.best_body)
     scores: dict[str, float] = {}
     mistakes: dict[str, Any] = {}
-    judged = [("dev", dev, best.best_answers)]
+    # A checkpoint holds no answers.
+    on_dev = best.best_answers or predict(
+        best.body, best.best_head, data, dev, settings.pooling, ticker.predicted, device
+    )
+    judged = [("dev", dev, on_dev)]
     if test and not best.is_beaten:
         on_test = predict(best.body, best.best_head, data, test, settings.pooling, ticker.predicted, device)
         judged.append(("test", test, on_test))
@@ -147,7 +152,7 @@ def fine_tune(
         for kind, values in mistakes_of(data, part, answers).items():
             mistakes.setdefault(kind, {})[name] = values
     report("fine-tune", 1.0)
-    chance = dev_score_of(data, dev, best.best_answers)
+    chance = dev_score_of(data, dev, on_dev)
     return Trained(
         best.body,
         best.best_head,
@@ -207,6 +212,8 @@ class _Ticker:
         self._per_run = before + settings.epochs * (TRAINING_COST * train + dev)
         self._total = len(settings.learning_rates) * self._per_run + test
         self._done = 0
+        # Called between two steps, see `Checkpoint.reached`.
+        self.reached: Callable[[], None] = lambda: None
 
     def trained(self, tokens: int) -> None:
         self.predicted(TRAINING_COST * tokens)
@@ -214,6 +221,7 @@ class _Ticker:
     def predicted(self, tokens: int) -> None:
         self._done += tokens
         self._report("fine-tune", min(1.0, self._done / self._total))
+        self.reached()
 
     def end_run(self, number: int) -> None:
         """Count run `number`, from 1, as done, even if it stopped early."""
@@ -231,8 +239,10 @@ class _Run:
         body: nn.Module,
         head: TaskHead,
         scale: Scale,
-        rival: Trained | None = None,
+        examples: Sequence[Prepared],
+        rival: Trained | None,
     ) -> None:
+        """`examples` are those that the run trains on and is judged by."""
         self.rate = rate
         self.body = body
         self.curve: list[dict[str, float]] = []
@@ -251,11 +261,15 @@ class _Run:
         self._scale = scale
         self._rival = rival
         self._trainer = Trainer(self._task, settings, rate, body, head, scale)
+        self._step, self._loss, self._rate = 0, 0.0, 0.0
+        self._checkpoint = Checkpoint.of("fine-tune", lambda: self._identity(examples))
 
     def train(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker, start: Head | None) -> None:
-        settings = self._settings
-        rng = np.random.default_rng(settings.seed)
-        if start is not None:
+        """Train, from the run's checkpoint if there is one. The checkpoint of a run that has ended holds what it gives."""
+        saved = self._checkpoint.load(self._head.weight.device)
+        if saved is not None:
+            self._restore(saved)
+        elif start is not None:
             self._head.go_on_from(start, self._scale)
             self._start_score = self._judge(0, dev, ticker)
         elif may_be_fitted(self._data):
@@ -264,20 +278,37 @@ class _Run:
             else:
                 # Untrained adapters of every width change nothing, so that the same head fits.
                 self._head.load_state_dict(self._rival.first_head)
-        self.first_head = copy_state(self._head)
+        if saved is None:
+            self.first_head = copy_state(self._head)
+        if saved is None or "body" in saved:
+            ticker.reached = self._checkpoint.reached
+            with self._checkpoint.keeping(self._state):
+                self._descend(train, dev, ticker)
+            self._checkpoint.save({"kept": self._kept(), "curve": self.curve})
+
+    def _descend(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker) -> None:
+        settings = self._settings
+        rng = np.random.default_rng(settings.seed)
         steps = len(packed_batches(train, settings.batch_examples, rng)) * settings.epochs
-        step = 0
+        step, done_before = 0, self._step
         for epoch in range(1, settings.epochs + 1):
-            loss = rate = 0.0
-            for batch in packed_batches(train, settings.batch_examples, rng):
-                rate = self.rate * triangle(step, steps, self._task.warmup_share)
-                loss += self._trainer.step(batch, rate) * len(batch) / len(train)
+            batches = packed_batches(train, settings.batch_examples, rng)
+            is_judged = step + len(batches) < done_before
+            if step >= done_before:
+                self._loss = 0.0
+            for batch in batches:
+                if step >= done_before:
+                    self._rate = self.rate * triangle(step, steps, self._task.warmup_share)
+                    self._loss += self._trainer.step(batch, self._rate) * len(batch) / len(train)
+                    self._step = step + 1
                 step += 1
                 ticker.trained(count_tokens(batch))
-            if not math.isfinite(loss):
+            if is_judged:
+                continue
+            if not math.isfinite(self._loss):
                 return
             score = self._judge(epoch, dev, ticker)
-            row = {"loss": loss, "dev": score, "rate": rate}
+            row = {"loss": self._loss, "dev": score, "rate": self._rate}
             rounded = {key: float(f"{value:.5g}") for key, value in row.items()}
             self.curve.append({"learning_rate": self.rate, "epoch": epoch, **rounded})
             # A tagging may find nothing at all in its first epochs, whose scores are all 0.
@@ -288,6 +319,58 @@ class _Run:
                 self.is_beaten = 0 < self._rival.highest_by(epoch) >= max(row["dev"] for row in self.curve)
                 if self.is_beaten:
                     return
+
+    def _identity(self, examples: Sequence[Prepared]) -> dict[str, Any]:
+        """Return what the run depends on, in JSON values."""
+        frozen = self.body.upper.state_dict() if isinstance(self.body, AdapterModel) else {}
+        weights = [*self.body.state_dict().values(), *self._head.state_dict().values(), *frozen.values()]
+        values = [tensor for example in examples for tensor in (example.features, example.targets)]
+        settings = {**asdict(self._settings), "learning_rates": self.rate}
+        return {
+            **settings,
+            "labels": [*self._data.labels],
+            "raced": self._rival is not None,
+            "start": digest_of([*weights, *values]),
+        }
+
+    def _kept(self) -> dict[str, Any]:
+        head = {name: torch.from_numpy(array) for name, array in self.best_head.arrays.items()}
+        scores = [self.best_score, self._start_score, self._highest]
+        return {
+            "body": self.best_body,
+            "head": head,
+            "scores": scores,
+            "epoch": self.best_epoch,
+            "first_head": self.first_head,
+            "is_beaten": self.is_beaten,
+        }
+
+    def _state(self) -> dict[str, Any]:
+        """Return the state between two steps, of tensors and plain values."""
+        return {
+            "step": self._step,
+            "loss": self._loss,
+            "rate": self._rate,
+            "kept": self._kept(),
+            "curve": self.curve,
+            "body": self.body.state_dict(),
+            "head": self._head.state_dict(),
+            "optimizer": self._trainer.optimizer.state_dict(),
+            "random": random_state(self._head.weight.device),
+        }
+
+    def _restore(self, saved: dict[str, Any]) -> None:
+        kept, self.curve = saved["kept"], saved["curve"]
+        self.best_body, self.best_epoch = kept["body"], kept["epoch"]
+        self.best_score, self._start_score, self._highest = kept["scores"]
+        self.first_head, self.is_beaten = kept["first_head"], kept["is_beaten"]
+        self.best_head = Head(**{name: value.cpu().numpy() for name, value in kept["head"].items()})
+        if "body" in saved:
+            self._step, self._loss, self._rate = saved["step"], saved["loss"], saved["rate"]
+            self.body.load_state_dict(saved["body"])
+            self._head.load_state_dict(saved["head"])
+            self._trainer.optimizer.load_state_dict(saved["optimizer"])
+            set_random_state(saved["random"], self._head.weight.device)
 
     def _begin_with_a_fitted_head(self, train: list[Prepared], dev: list[Prepared], ticker: _Ticker) -> None:
         """Fit the head; if it then scores badly on dev, restore it."""
@@ -340,17 +423,17 @@ class Trainer:
         groups = [{"params": [p for p in self._params if p is not head.transitions], "share": 1.0}]
         if head.transitions is not None:
             groups.append({"params": [head.transitions], "share": TRANSITIONS_RATE / rate})
-        self._optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=settings.weight_decay, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=rate, weight_decay=settings.weight_decay, fused=True)
 
     def step(self, batch: list[Prepared], rate: float) -> float:
         """Train on a batch at learning rate `rate`; return the loss before the step."""
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"]
         loss = self._loss(batch)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self._params, 1.0)
-        self._optimizer.step()
+        self.optimizer.step()
         return loss.item()
 
     def _loss(self, batch: list[Prepared]) -> Tensor:

@@ -64,7 +64,7 @@ class TextEncoder:
     """A base's tokenizer that cuts texts at `max_tokens`, special tokens included."""
 
     def __init__(self, tokenizer_json: Path, max_tokens: int) -> None:
-        self._tokenizer = _read_tokenizer(tokenizer_json)
+        self._tokenizer = read_tokenizer(tokenizer_json)
         self._unsure_words = unsure_words(self._tokenizer)
         self._splits_at_spaces = self._unsure_words is None and splits_at_spaces(self._tokenizer)
         self._has_berts_words = isinstance(self._tokenizer.pre_tokenizer, BertPreTokenizer)
@@ -219,12 +219,13 @@ def load_tokenizer(tokenizer_json: Path) -> Tokenizer:
 
     `Tokenizer.from_file` alone would give other tokens: the file does not say which characters are set apart.
     """
-    tokenizer = _read_tokenizer(tokenizer_json)
+    tokenizer = read_tokenizer(tokenizer_json)
     _set_apart(tokenizer)
     return tokenizer
 
 
-def _read_tokenizer(tokenizer_json: Path) -> Tokenizer:
+def read_tokenizer(tokenizer_json: Path) -> Tokenizer:
+    """Return the tokenizer as the file says it, without padding and truncation. Raises CorruptArtifactError."""
     try:
         tokenizer = Tokenizer.from_file(str(tokenizer_json))
     except Exception as error:  # the library raises bare Exception

@@ -17,7 +17,10 @@ from typing import Any
 from hplm.core.settings import WHOLE
 from hplm.housekeeping.inventory import Card, Kind, StoreEntry
 from hplm.registry.records import BaseRecord, NewDomain, NewTenant, Snapshot
+from hplm.store.layout import LOCAL
 
+# Seconds for which an interrupted command can be continued. Its checkpoints, of hours of work, are removed after that.
+LOCAL_WORK_S = 14 * 86_400.0
 DEFAULT_ROOT = "general"  # the root of tenants and domains that name no domain, if a base has several roots
 
 
@@ -62,15 +65,16 @@ def plan_removal(
 ) -> Removal:
     """Plan what may be removed now.
 
-    Nothing that changed within `grace_s` is removed, no upload or scratch folder that changed within `stray_s`, and
-    nothing that a running job may be making.
+    Nothing that changed within `grace_s` is removed, no upload or scratch folder that changed within `stray_s`, no work of an
+    interrupted command that changed within LOCAL_WORK_S, and nothing that a running job may be making.
     """
     owners = {"upload": known.uploads, "scratch": known.unfinished}
 
     def is_left(entry: StoreEntry) -> bool:
         if entry.kind in owners:
             # A folder that this registry never heard of may belong to a server with another registry: it gets longer.
-            is_old = entry.parts[1] in known.ended or entry.changed_s < now_s - stray_s
+            least_s = max(stray_s, LOCAL_WORK_S) if entry.parts[1].startswith(LOCAL) else stray_s
+            is_old = entry.parts[1] in known.ended or entry.changed_s < now_s - least_s
             return is_old and entry.parts[1] not in owners[entry.kind]
         is_unused = (entry.kind == "leftover" and not entry.held) or is_interrupted(entry, known)
         return is_unused and _subject(entry) not in known.busy_subjects

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 
 CRASH_AT = "HPLM_CRASH_AT"
+STOP_AT = "HPLM_STOP_AT"
 
 # Points where work is half done, in the order in which a job passes them.
 CRASH_POINTS = (
@@ -45,3 +47,11 @@ def crash_point(name: str) -> None:
         _passed[name] += 1
         if _passed[name] == int(number or 1):
             os._exit(137)
+
+
+def stop_point() -> None:
+    """Send SIGTERM to this process if HPLM_STOP_AT is n, at the n-th step of trainings that keep checkpoints."""
+    if (number := os.environ.get(STOP_AT)) is not None:
+        _passed[STOP_AT] += 1
+        if _passed[STOP_AT] == int(number):
+            signal.raise_signal(signal.SIGTERM)

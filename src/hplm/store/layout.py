@@ -8,6 +8,9 @@ from pathlib import Path
 
 from hplm.errors import MissingArtifactError
 
+# The folder of a job's scratch files begins with this if a command works on the job, or on a training of its own.
+LOCAL = "local-"
+
 
 def levels(window: int) -> tuple[str, ...]:
     """Return the tables of a PLOT, longest n-grams first. With windows of two tokens the root table holds the bigrams."""
@@ -83,3 +86,7 @@ class Store:
     def scratch(self, job_id: str) -> Path:
         """Return the folder for what a job continues from if its worker process is lost."""
         return self.root / "jobs" / job_id
+
+    def local_work(self, name: str) -> Path:
+        """Return the folder for what an interrupted command continues from; `name` is that of the command's work."""
+        return self.scratch(f"{LOCAL}{name}")

@@ -19,6 +19,7 @@ from hplm.reporting.command_options import with_shared
 from hplm.reporting.progress import bar_report, progress_bars
 from hplm.store.layout import Store
 from hplm_builder.cli.options import DEFAULT_STORE, StoreOption
+from hplm_builder.convert.checkpoint import end_as_by_ctrl_c
 from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.evaluation.search.budget import Budget, budget_of
 from hplm_builder.evaluation.search.eval_task import EvalTask, read_tasks
@@ -69,7 +70,8 @@ class EvalOptions:
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Folder that keeps finished runs, to continue later or to share the work with other processes."
+            help="Folder that keeps finished runs and the checkpoint of a run, to continue later or to share the work with "
+            "other processes."
         ),
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print how long it would take.")] = False
@@ -118,7 +120,8 @@ eval_command = with_shared
 
 @contextmanager
 def open_run_store(resume: Path | None) -> Iterator[RunStore]:
-    """Yield the store of finished runs in `resume`, or in a temporary folder without it."""
+    """Yield the store of finished runs in `resume`, or in a temporary folder without it. SIGTERM ends as Ctrl-C does."""
+    end_as_by_ctrl_c()
     if resume is not None:
         yield RunStore(resume)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.errors import ConfigError, DataError
+from hplm_builder.convert.checkpoint import checkpoints_in
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,14 @@ class RunStore:
         except OSError as error:
             partial.unlink(missing_ok=True)
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+    @contextmanager
+    def training(self, key: RunKey) -> Iterator[None]:
+        """Keep the checkpoints of a run in this folder until the block, which does and writes the run, has ended well."""
+        folder = self._path_in_folder(f"{key.path}.training")
+        with checkpoints_in(folder):
+            yield
+        shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def claim(self, name: str) -> Iterator[bool]:

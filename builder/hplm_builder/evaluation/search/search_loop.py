@@ -116,7 +116,8 @@ class _SearchLoop:
                 return False
             # Another process may have finished the run before this process locked it.
             if self.finished.run(task, variant, key.seed, key.rate) is None:
-                self._store.write(key, self.finished.about(task, variant), self._run(task, variant, key))
+                with self._store.training(key):
+                    self._store.write(key, self.finished.about(task, variant), self._run(task, variant, key))
                 self.done_here += 1
             return True
 

@@ -229,8 +229,9 @@ class _Loop:
         for task, seed, row in keys:
             with self._store.claim(self._study.key(task, seed, row).path) as is_ours:
                 if is_ours and self._read(task, seed, row) is None:
-                    about = self._study.about(task, seed, row)
-                    self._store.write(self._study.key(task, seed, row), about, self._run(task, seed, row))
+                    key, about = self._study.key(task, seed, row), self._study.about(task, seed, row)
+                    with self._store.training(key):
+                        self._store.write(key, about, self._run(task, seed, row))
             done += self._read(task, seed, row) is not None
             self._progress.update(self._bar, completed=done)
         return done < len(keys)
@@ -267,8 +268,9 @@ class _Loop:
                 with self._store.claim(key.path) as is_ours:
                     if is_ours:
                         if self._store.read(key, about) is None:
-                            taught_task.save(self._train_teacher(task, seed, data), kept)
-                            self._store.write(key, about, RunResult())
+                            with self._store.training(key):
+                                taught_task.save(self._train_teacher(task, seed, data), kept)
+                                self._store.write(key, about, RunResult())
                         self._teacher = (task.name, seed), taught_task.load(kept)
                         break
                 time.sleep(POLL_S)

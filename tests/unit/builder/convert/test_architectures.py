@@ -50,6 +50,8 @@ def save(folder: Path, name: str, **change: Any) -> PreTrainedModel:
     kind, tokenizer, options = MODELS[name]
     made = KINDS[tokenizer]()
     made.save(str(folder / "tokenizer.json"))
+    # The tokenizer's file says all: the classes of each architecture would add special tokens of their own.
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     shape = {**SHAPE, "vocab_size": made.get_vocab_size(), "max_position_embeddings": POSITIONS}
     torch.manual_seed(0)
     model = kind(kind.config_class(**{**shape, **options, **change})).eval()

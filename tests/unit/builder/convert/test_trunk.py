@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from hplm_builder.cli import build as cli
-from hplm_builder.convert import distillation
 from hplm_builder.convert.trunk import Trunk, TrunkSettings, distil_trunk, starting_layers
 from rich.progress import Progress
 from safetensors.torch import load_file
@@ -39,15 +34,6 @@ from tests import tiny
 SETTINGS = TrunkSettings(total_tokens=30_000, batch_tokens=1000, learning_rate=2e-3)
 SHORT = TrunkSettings(total_tokens=8_000, batch_tokens=1000)
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep checkpoints of interrupted trainings in a folder of this module."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPLM_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture
@@ -96,9 +82,7 @@ class Trained(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=tiny.KINDS)
-def trained(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path
-) -> Trained:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Trained:
     store = Store(tmp_path_factory.mktemp("store"))
     parent = make_parent(store, request.param)
     return Trained(parent, make_trunk(store, parent, corpus))
@@ -115,7 +99,7 @@ class Interrupted(Counting):
     def update(self, *args: object, **kwargs: object) -> None:
         super().update()
         if self.steps == 5:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_trunk_is_a_base_with_the_embeddings_and_lower_encoder_of_its_parent(trained: Trained) -> None:
@@ -183,41 +167,7 @@ def features_of(base: Base, texts: list[str]) -> list[Features]:
     return [state.numpy().astype(np.float16) for state in states]
 
 
-def killed(root: str, corpus: str) -> None:
-    """Train as `test_a_killed_training...` does, in a process of its own, until the process is killed."""
-
-    class Killed(Counting):
-        def update(self, *args: object, **kwargs: object) -> None:
-            super().update()
-            if self.steps == 5:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    distillation.CHECKPOINT_STEPS = 3
-    store = Store(Path(root))
-    make_trunk(store, bases.load(store.base("parent")), Path(corpus), settings=SHORT, progress=Killed(disable=True))
-
-
-def test_a_killed_training_goes_on_from_its_checkpoint_as_if_nothing_had_been(
-    store: Store, corpus: Path, tmp_path: Path, cache: Path
-) -> None:
-    parent = make_parent(store, WHOLE)
-    code = f"from tests.unit.builder.convert.test_trunk import killed; killed({str(store.root)!r}, {str(corpus)!r})"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == -signal.SIGKILL
-    assert store.bases() == ["parent"]
-    rest, whole = Counting(disable=True), Counting(disable=True)
-    resumed = make_trunk(store, parent, corpus, settings=SHORT, progress=rest)
-    other = Store(tmp_path / "other")
-    untouched = make_trunk(other, make_parent(other, WHOLE), corpus, settings=SHORT, progress=whole)
-    # The three steps in the checkpoint are not repeated.
-    assert rest.steps == whole.steps - 3
-    ours, theirs = (load_file(each.folder / "upper.safetensors") for each in (resumed, untouched))
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, atol=2e-3, rtol=2e-3)
-    assert not any((cache / "work").iterdir())
-
-
-def test_a_checkpoint_of_another_parent_is_refused(store: Store, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distillation, "CHECKPOINT_STEPS", 3)
+def test_a_checkpoint_of_another_parent_is_refused(store: Store, corpus: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         make_trunk(store, make_parent(store, WHOLE), corpus, settings=SHORT, progress=Interrupted(disable=True))
     other = tiny.make_base(store, make_parent(store, WHOLE).config, seed=1)

@@ -206,7 +206,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     with pytest.raises(StoppingError):
         run(cut, stopped_at)
     resumed = run(cut)
-    assert len(calls) == SETTINGS.steps - (stopped_at - 1) // 20 * 20
+    assert len(calls) == SETTINGS.steps - (stopped_at - 1)
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_run_or_a_damaged_one_is_not_gone_on_from(tmp_pa
         path.write_bytes(data)
         assert mine.load(device) is None
     mine.remove()
-    assert not list(path.parent.iterdir())
+    assert not path.parent.exists()
 
 
 def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_one_before(tmp_path: Path) -> None:

@@ -54,12 +54,6 @@ DOMAIN = DomainSettings(total_tokens=400, warmup_tokens=400, top_percent=20.0, m
 HPLM = Path(sys.executable).parent / "hplm"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What interrupted builds continue from lies in the cache folder."""
-    monkeypatch.setenv("HPLM_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tiny.make_repository(tmp_path).parent / "store")

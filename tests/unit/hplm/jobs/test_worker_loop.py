@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hplm_builder.domains.masked_lm import PRETRAIN
 from hplm_builder.jobs.handlers import load_handlers
 from hplm_builder.tenants import tenant_job
 
@@ -438,7 +439,7 @@ def test_what_a_job_kept_to_go_on_from_goes_when_it_has_ended(
     many = {**QUICK_DOMAIN, "tokens": 10_000_000}
     job = ask(service, "domain.create", domain="law", corpus=source, settings=many)["job"]
     with at_work(store):
-        until(lambda: any(store.scratch(job).glob("*.pt")), 60)
+        until(lambda: registry.job(job).step == PRETRAIN, 60)
     assert registry.job(job).state == "queued"
     garbage_collection.collect(store, registry, time.time() + 1000)
     assert any(store.scratch(job).iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import signal
 import time
 from collections.abc import Iterable
 from contextlib import closing
@@ -115,10 +116,13 @@ def create_domain(service: ManageService, name: str = "law", content: str | None
     return str(ask(service, "domain.create", domain=name, corpus=source, settings=QUICK_DOMAIN, **values)["job"])
 
 
-def work(store: Store, later_s: float = 0.0) -> None:
+def work(store: Store, later_s: float = 0.0, *, ends_on_sigterm: bool = False) -> None:
     """A worker does all there is to do; its clock is `later_s` ahead, and it takes a lease that is over at once."""
     timings = JobTimings(watch_s=0.0, serve_wait_s=0.0)
-    Worker(store, "w", load_handlers, timings=timings, clock=lambda: time.time() + later_s).run(until_idle=True)
+    worker = Worker(store, "w", load_handlers, timings=timings, clock=lambda: time.time() + later_s)
+    if ends_on_sigterm:
+        signal.signal(signal.SIGTERM, lambda *_: worker.stop.set())
+    worker.run(until_idle=True)
 
 
 def build(store: Store, change: str) -> None:

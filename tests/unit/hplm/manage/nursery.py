@@ -15,6 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import hplm_cli
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -49,6 +51,15 @@ class Nursery:
         """A command builds a tenant or domain, see `making.build`, and may be killed as a worker is; its exit status."""
         return self._run(store=str(store), crash_at=crash_at, change=change, kill_after_s=kill_after_s)
 
+    def run(self, arguments: list[str], output: Path, stop_at: int | None = None) -> int:
+        """The program `hplm` runs, or without arguments a worker on the store `output.parent / "store"`; its exit status.
+
+        All that it says goes to the file `output`. It gets SIGTERM at the training step `stop_at`.
+        """
+        return self._run(
+            store=str(output.parent / "store"), arguments=arguments, output=str(output), stop_at=stop_at, crash_at=None
+        )
+
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -68,29 +79,41 @@ class Nursery:
 
 
 def _child(command: dict[str, Any]) -> None:
-    from hplm.runtime.crash_points import CRASH_AT
+    from hplm.runtime.crash_points import CRASH_AT, STOP_AT
     from hplm.store.layout import Store
     from tests.unit.hplm.manage import making
 
+    if "output" in command:
+        handle = os.open(command["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        if command["stop_at"] is not None:
+            os.environ[STOP_AT] = str(command["stop_at"])
     if command["crash_at"] is not None:
         os.environ[CRASH_AT] = command["crash_at"]
     store = Store(Path(command["store"]))
-    if "request" in command:
+    if command.get("arguments"):
+        sys.argv = ["hplm", *command["arguments"]]
+        hplm_cli.main()
+    elif "request" in command:
         making.ask(making.make_service(store), **command["request"])
     elif "change" in command:
         os.environ["HPLM_CACHE"] = str(store.root.parent / "cache")
         making.build(store, command["change"])
     else:
-        making.work(store, command["later_s"])
+        making.work(store, command.get("later_s", 0.0), ends_on_sigterm="output" in command)
 
 
 def main() -> None:
     import torch
+    from hplm_builder.cli import build, evaluate
     from hplm_builder.jobs.handlers import load_handlers
 
     from tests.unit.hplm.manage import making
 
     assert load_handlers()
+    assert build.app
+    assert evaluate.app
     assert making
     torch.set_num_threads(1)
     # The first step of an optimiser imports hundreds of modules.
@@ -101,6 +124,8 @@ def main() -> None:
             try:
                 _child(command)
                 os._exit(0)
+            except SystemExit as ended:
+                os._exit(ended.code if isinstance(ended.code, int) else 0)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
