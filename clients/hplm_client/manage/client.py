@@ -20,6 +20,7 @@ from hplm_client.manage.answers import (
     JobEvent,
     NewKey,
     Plan,
+    RevokedKey,
     Tenant,
     TenantDetails,
     Upload,
@@ -421,9 +422,9 @@ class ManageClient:
             if len(page) < PAGE_SIZE:
                 return keys
 
-    def revoke_key(self, key_id: str) -> AccessKey:
+    def revoke_key(self, key_id: str) -> RevokedKey:
         """Revoke a key by its id; all servers refuse it within a second. Raises UnknownKeyError. Needs an admin's key."""
-        return parse_answer(AccessKey, self.ask("key.revoke", key=key_id)["key"])
+        return parse_answer(RevokedKey, self.ask("key.revoke", key=key_id)["key"])
 
     def audit(self, *, key: str | None = None, subject: str | None = None, limit: int = 100) -> list[AuditEntry]:
         """Return at most `limit` entries of the audit log, newest first: of a key's id or a subject such as `tenant:films`."""

@@ -34,6 +34,7 @@ from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
+from hplm.manage.rights import details_of
 from hplm.manage.uploads import Uploads
 from hplm.metering.recent_counts import DAY, HOUR, read_recent
 from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
@@ -98,7 +99,9 @@ class ManageService:
             check_bases(caller, request, lambda base: self._is_on(caller, base))
             if isinstance(request, requests.OfJob):
                 check_job(caller, lambda: self._registry.job(request.job).subject)
-            return {"ok": True, **self.ACTIONS[action][1](self, request)}
+            answer = self.ACTIONS[action][1](self, request)
+            note.details = details_of(action, request, answer)
+            return {"ok": True, **answer}
 
     def note_unread(self, caller: Caller, error: HplmError) -> None:
         """Note in the audit log a request of an admitted caller that was refused before it was read."""
@@ -533,7 +536,7 @@ class ManageService:
         return keys.listing(request, self._registry)
 
     def _revoke_key(self, request: requests.OfKey) -> Answer:
-        return self._after_key_change(keys.revoke(request, self._registry, self._clock()))
+        return self._after_key_change(keys.revoke(request, self._registry, self._clock))
 
     def _after_key_change(self, answer: Answer) -> Answer:
         # The change is made, so an error is ignored: the next poll hears of it.
