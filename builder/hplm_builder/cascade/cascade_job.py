@@ -16,6 +16,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import Tenant
 from hplm.cascade.promise import examples_needed, proved_accuracy, right_needed
 from hplm.cascade.selection import CascadeTarget
+from hplm.core.numbers import rounded_down
 from hplm.engine.open_domain import open_features
 from hplm.errors import ArtifactError, ConflictError, ContractError
 from hplm.jobs.context import JobContext, bases_of, hide_store_paths, publish_all, retire_old, versions_of_job
@@ -408,6 +409,6 @@ def _check_proof(target: CascadeTarget, examples: int) -> None:
         return
     raise ContractError(
         f"{examples:,} proof examples cannot prove accuracy {target.accuracy:.3f}, even if all answers are right: at least "
-        f"{examples_needed(target.accuracy, 1.0):,} are needed (--proof FILE, or more dev examples); the nearest offer is "
-        f"accuracy {proved_accuracy(examples, examples):.3f} at most"
+        f"{examples_needed(target.accuracy, 1.0):,} are needed (--proof FILE, or more dev examples); these examples prove at "
+        f"most accuracy {rounded_down(float(proved_accuracy(examples, examples))):.3f}"
     )
