@@ -68,7 +68,9 @@ def make_cascade(job: Job, context: JobContext) -> dict[str, Any]:
     trained = task.train_all(job, context)
     crash_point("job.trained")
     if all(level.keeps(tenant) for level, tenant in zip(task.levels, trained, strict=True)):
-        return _unchanged(job, context, task, "no level is better on dev")
+        return _unchanged(
+            job, context, task, "no level is better on dev (`--publish anyway` publishes them all the same)"
+        )
     try:
         built = task.build(context, trained)
     except ContractError as error:

@@ -56,12 +56,16 @@ class Job(JobEvent):
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a tenant or domain. `base` is empty for a domain's version, whose base is the domain's."""
+    """A version of a tenant or domain. `base` is empty for a domain's version, whose base is the domain's.
+
+    `current`: requests that name this base get this version, and new tenants stand on this version of a domain.
+    """
 
     version: int
     created_s: float
     scores: dict[str, float] = field(default_factory=dict)
     base: str = ""
+    current: bool = False
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ class ManageService:
         self._check_room()
         name = request.tenant
         students.check_request(request, kind)
+        if request.publish == "anyway" and kind != "tenant.update":
+            raise BadManageRequestError(f"`publish` is for tenant.update: {kind} publishes what it makes, leave it out")
         cascade = None
         replaced: dict[str, TenantVersion] = {}
         if kind == "tenant.update":
@@ -203,6 +205,7 @@ class ManageService:
             # On its domain at the time the job begins.
             "stays": bool(replaced) and request.domain is None,
             "task": request.task,
+            "publish": request.publish,
             "data": {part: pinned(source, self._settings) for part, source in files.items()},
             "columns": request.columns.named,
             "most_data_bytes": self._settings.max_data_bytes,
@@ -457,7 +460,7 @@ class ManageService:
             record = self._registry.tenant(request.tenant, request.base)
             cascade = self._registry.cascade_of(request.tenant)
         versions = [
-            {**views.version(version), "base": version.base}
+            {**views.version(version, record.bases.get(version.base)), "base": version.base}
             for version in self._registry.tenant_versions(request.tenant)
         ]
         shown = {**views.tenant(record), "about": record.current.about, "versions": versions}
@@ -479,7 +482,7 @@ class ManageService:
         with self._naming_its_job(f"domain:{base}/{request.domain}"):
             record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
-        shown = [views.version(version) for version in versions]
+        shown = [views.version(version, record.current.number) for version in versions]
         return {"domain": {**views.domain(record), "about": record.current.about, "versions": shown}}
 
     def _list_domains(self, request: requests.ListDomains) -> Answer:
