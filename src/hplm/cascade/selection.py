@@ -14,6 +14,8 @@ from hplm.errors import ConfigError, ContractError
 
 # Without a target for accuracy, the accuracy may be so far below the best candidate's.
 MOST_BELOW_BEST = 0.01
+# The least accuracy that is offered, because `hplm tenant target` takes no smaller one.
+LEAST_OFFER = 0.01
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,22 @@ def select_candidate(
     def proves(one: Candidate, accuracy: float) -> bool:
         return float(proved_accuracy(count_right(one), proof_examples)) >= accuracy
 
-    def offer(accuracy: float, latency_ms: float | None) -> str | None:
-        asked = replace(target, accuracy=accuracy, latency_ms=latency_ms)
-        found = choose_candidate(candidates, asked, select_examples, proof_examples)
-        return None if found is None or not proves(found, accuracy) else _offer(f"{accuracy:.3f}", found.latency_ms)
+    def choose(asked: CascadeTarget) -> Candidate | None:
+        return choose_candidate(candidates, asked, select_examples, proof_examples)
 
-    chosen, accuracy = choose_candidate(candidates, target, select_examples, proof_examples), target.accuracy
+    def offer(accuracy: float, latency_ms: float | None) -> str | None:
+        if accuracy < LEAST_OFFER:
+            return None
+        asked = replace(target, accuracy=accuracy, latency_ms=latency_ms)
+        if (found := choose(asked)) is None:
+            return None
+        # The offered time may be asked for too. It is rounded up, and may let in another candidate.
+        within = _ceil(found.latency_ms)
+        in_time = choose(replace(asked, latency_ms=float(within))) or found
+        is_proved = proves(found, accuracy) and proves(in_time, accuracy)
+        return f"accuracy {accuracy:.3f} within {within} ms" if is_proved else None
+
+    chosen, accuracy = choose(target), target.accuracy
     if chosen is not None and (accuracy is None or proves(chosen, accuracy)):
         return chosen
     if accuracy is None:
@@ -139,7 +151,7 @@ def _too_few(expected: float, accuracy: float, examples: int, within: str) -> st
 
 def _offer_of_time(candidates: Sequence[Candidate]) -> str:
     fastest = min(candidates, key=_speed)
-    return f"the nearest offer is {_offer(f'{fastest.accuracy:.3f} on dev', fastest.latency_ms)}"
+    return f"the nearest offer is accuracy {fastest.accuracy:.3f} on dev within {_ceil(fastest.latency_ms)} ms"
 
 
 def _asked(target: CascadeTarget) -> str:
@@ -149,10 +161,6 @@ def _asked(target: CascadeTarget) -> str:
     if target.latency_ms is not None:
         parts.append(f"mean latency {target.latency_ms:g} ms")
     return " within ".join(parts)
-
-
-def _offer(accuracy: str, latency_ms: float) -> str:
-    return f"accuracy {accuracy} within {_ceil(latency_ms)} ms"
 
 
 def _ceil(latency_ms: float) -> str:
