@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install serve test test-long check base demo-tenants attacks clean
+.PHONY: help install serve test test-long check base demo-tenants clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,19 +44,6 @@ base: install ## convert MiniLM again and write the weights that the repository 
 
 demo-tenants: install ## train the demo's tenants again and write the files that the repository ships (about ten minutes)
 	$(BIN)/hplm build demo --ship-to builder/hplm_builder/fleet/shipped_demo
-
-# A line for each command. On two cores malformed takes 4 minutes and wrong-keys 1; a missing fleet takes 10. Results go to build/attacks.
-ATTACKED = build/fleet-minilm-1000/models
-attacks: install ## attack a server with keys, and measure what keys and quotas cost (about half an hour; needs nginx)
-	test -d $(ATTACKED) || $(BIN)/hplm build fleet --shape minilm --tenants 1000
-	$(BIN)/hplm bench malformed --models $(ATTACKED) --json build/attacks/malformed.json
-	$(BIN)/hplm bench wrong-keys --models $(ATTACKED) --json build/attacks/wrong-keys.json
-	$(BIN)/hplm bench access-check --json build/attacks/access-check.json
-	$(BIN)/hplm bench access-throughput --models $(ATTACKED) --texts pool --json build/attacks/access-throughput.json
-	$(BIN)/hplm bench access-quotas --models $(ATTACKED) --json build/attacks/access-quotas.json
-	$(BIN)/hplm bench access-revocation --models $(ATTACKED) --json build/attacks/access-revocation.json
-	$(BIN)/hplm bench access-flood --models $(ATTACKED) --json build/attacks/access-flood.json
-	$(BIN)/hplm bench recovery --models $(ATTACKED) --json build/attacks/recovery.json
 
 clean: ## remove the demo, with all tenants that were made in it, after a question (YES=1: without)
 	@if [ -d build/demo/store/tenants ] && [ -z "$(YES)" ]; then \

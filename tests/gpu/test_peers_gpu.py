@@ -26,7 +26,7 @@ GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("system", ["dedicated", "shared"])
+@pytest.mark.parametrize("system", ["dedicated"])
 def test_a_peer_answers_on_the_gpu_as_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: System, dtype: torch.dtype, tolerance: float
 ) -> None:

@@ -175,8 +175,7 @@ def _tenant_rule(plan: Plan, tenants: Sequence[TenantLoad]) -> TenantRule:
     served = [tenant for tenant in tenants if tenant.base in nodes_of_base]
     if not served:
         return TenantRule()
-    placed = place_tenants(served, nodes_of(plan).cluster().nodes, nodes_of_base)
-    return placed.rule
+    return place_tenants(served, nodes_of(plan).cluster().nodes, nodes_of_base)
 
 
 def _newest_profile(source: Source, base: str, name: str) -> Profile:

@@ -22,8 +22,6 @@ from hplm.tasks.task import Logits
 from hplm_loadtest.peers.settings import PeerSettings, System
 from hplm_loadtest.peers.whole_model import PeerRequest, PreallocatedModel, file_bytes, model_file_of, model_files
 
-SHARED_MODEL = "body"  # the one model of a system that shares a model between all tenants
-
 
 def without_adapter(tenant: Tenant) -> Tenant:
     """Return a tenant with its head and its labels only."""
@@ -32,7 +30,7 @@ def without_adapter(tenant: Tenant) -> Tenant:
 
 @dataclass
 class PeerEngine(ABC):
-    """The computation of one peer system. By default one model is in memory for all tenants, with a head for each tenant.
+    """The computation of one peer system, with a whole model for each tenant.
 
     config: of the whole model, see `whole_config`. dtype: of the model files in the folder `weights`.
     """
@@ -57,28 +55,16 @@ class PeerEngine(ABC):
         return without_adapter(tenant)
 
     def model_of(self, tenant: Tenant) -> str:
-        """Return the name of the model that answers a tenant's requests."""
-        return SHARED_MODEL
+        """Return the name of the model that answers a tenant's requests: each tenant has a whole model."""
+        return tenant.card.name
 
+    @abstractmethod
     def load(self, place: int, model: str) -> None:
-        """Load a model into a place. The default does nothing: a shared model is always in memory."""
-        return
+        """Load a model into a place."""
 
     @abstractmethod
     def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
         """Return the logits of each request, computed with the model at a place."""
-
-
-class SharedEngine(PeerEngine):
-    """BERT-shared: one body for all tenants, a head for each."""
-
-    def __post_init__(self) -> None:
-        self._model = PreallocatedModel(self.config, self.dtype, self.device)
-        self._model.fill(self.files[0])
-        self._model.pack()
-
-    def run(self, place: int, requests: Sequence[PeerRequest]) -> list[Logits]:
-        return self._model.run(requests)
 
 
 class DedicatedEngine(PeerEngine):
@@ -89,11 +75,8 @@ class DedicatedEngine(PeerEngine):
         self._models = [PreallocatedModel(self.config, self.dtype, self.device) for _ in range(self.num_places)]
         self._unused = set(range(self.num_places))
 
-    def model_of(self, tenant: Tenant) -> str:
-        return tenant.card.name
-
     def load(self, place: int, model: str) -> None:
-        self._models[place].fill(model_file_of(model, self.files), from_disk=self.settings.from_disk)
+        self._models[place].fill(model_file_of(model, self.files))
         if place in self._unused:
             # The first model in a place replaces no other and probably stays, so it is packed before the measurement.
             self._unused.remove(place)
@@ -118,9 +101,6 @@ class OnnxEngine(PeerEngine):
         # The graph in the file is fused already: optimising again would only make swapping slower.
         self._options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._open = onnxruntime.InferenceSession
-
-    def model_of(self, tenant: Tenant) -> str:
-        return tenant.card.name
 
     def load(self, place: int, model: str) -> None:
         # Freed first, because the budget has no room for both models.
@@ -154,6 +134,5 @@ def places_in(settings: PeerSettings, model_bytes: int) -> int:
 
 ENGINES: dict[System, type[PeerEngine]] = {
     "dedicated": DedicatedEngine,
-    "shared": SharedEngine,
     "onnxruntime": OnnxEngine,
 }

@@ -7,7 +7,7 @@ from typing import Literal
 
 from hplm.core.settings import at_least
 
-System = Literal["dedicated", "shared", "onnxruntime"]
+System = Literal["dedicated", "onnxruntime"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,6 @@ class PeerSettings:
 
     weights: a folder that `write_models` filled.
     budget_mb: memory for whole models of `dedicated`, on the `device`, or of `onnxruntime`, which only uses the processor.
-    from_disk: read model files past the page cache, as for a fleet larger than the memory.
     host_cache_mb: memory for loaded tenants. compute_nice: nice value of the threads that compute and that load models.
     """
 
@@ -25,7 +24,6 @@ class PeerSettings:
     base: str
     weights: str
     budget_mb: int = 4096
-    from_disk: bool = False
     host_cache_mb: int = 1024
     batch_requests: int = 64
     num_threads: int = 1

@@ -28,17 +28,16 @@ from hplm_loadtest.benchmarks.served_repository import read_repository, single_t
 from hplm_loadtest.peers import onnx_graph, whole_fleet, whole_model
 from hplm_loadtest.peers.repository import serve_peer, write_models, write_repository
 from hplm_loadtest.peers.settings import PeerSettings
-from hplm_loadtest.peers.settings import System as Peer
 from hplm_loadtest.peers.whole_fleet import write_whole_fleet
 from hplm_loadtest.peers.whole_model import file_bytes, whole_config
 from hplm_loadtest.workloads.texts import texts_of_kind
 
 Shape = Literal["minilm", "bert-base"]
-SystemName = Literal["hbert", "dedicated", "dedicated-disk", "shared", "adapter", "onnxruntime"]
+SystemName = Literal["hbert", "dedicated", "adapter", "onnxruntime"]
 # The systems that hplm serves. `adapter` is a whole base: all layers are computed, with adapters in the layers of hBERT's.
 OWN: tuple[SystemName, ...] = ("hbert", "adapter")
-# The systems with a whole model for each tenant.
-WHOLE_MODELS: tuple[SystemName, ...] = ("dedicated", "dedicated-disk", "onnxruntime")
+# The systems with a whole model for each tenant, in the memory that `Limits` gives them.
+WHOLE_MODELS: tuple[SystemName, ...] = ("dedicated", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -126,26 +125,23 @@ class Systems:
             return
         if self._device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ConfigError("hBERT would compute on every GPU and its peers on one: set CUDA_VISIBLE_DEVICES=0")
-        system: Peer = "dedicated" if name == "dedicated-disk" else name
-        is_onnx = system == "onnxruntime"
+        is_onnx = name == "onnxruntime"
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if self._dtype == torch.bfloat16 else "float32"
         files = f"onnx-{onnx_graph.FORMAT}" if is_onnx else f"{dtype}-{whole_model.FORMAT}"
         weights = self._fleet.folder / "peers" / files
-        is_dedicated = name in WHOLE_MODELS
         count = write_models(
             weights,
             self._config,
-            tenants=len(self._fleet.names) if is_dedicated else 1,
+            tenants=len(self._fleet.names),
             disk_bytes=self._limits.disk_mb * 1_000_000,
             dtype=self._dtype,
             onnx=is_onnx,
             progress=progress,
         )
-        if is_dedicated:
-            self.settings |= {f"{name}_files": count, f"{name}_processes": 1}
+        self.settings |= {f"{name}_files": count, f"{name}_processes": 1}
         if is_onnx:
             self.settings |= {f"{name}_on": "cpu", f"{name}_dtype": "float32"}
-        if system == "dedicated":
+        if name == "dedicated":
             model_mb = file_bytes(self._config, self._dtype) / 1e6
             resident = int(self._limits.budget_mb / model_mb)
             self.settings |= {"dedicated_model_mb": model_mb, "dedicated_resident": resident}
@@ -153,14 +149,13 @@ class Systems:
                 beside = "models that stay are packed for oneDNN in memory that budget_mb does not count"
                 self.settings["dedicated_beside"] = beside
         settings = PeerSettings(
-            system=system,
+            system=name,
             store=str((self._fleet.folder / "store").resolve()),
             base=self._fleet.base.config.name,
             weights=str(weights.resolve()),
             budget_mb=self._limits.budget_mb,
-            host_cache_mb=self._limits.budget_mb if is_dedicated else self._cache_mb,
-            from_disk=name == "dedicated-disk",
-            num_threads=self._limits.num_threads if is_dedicated else 1,
+            host_cache_mb=self._limits.budget_mb,
+            num_threads=self._limits.num_threads,
             # With preferred computing threads on every core, requests could neither arrive nor leave. hBERT's encode stage
             # handles this itself.
             compute_nice=PeerSettings.compute_nice if self._limits.num_threads < count_cores() else 0,

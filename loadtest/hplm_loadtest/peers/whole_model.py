@@ -213,9 +213,9 @@ class PreallocatedModel:
         """Return whether the model has a packed copy."""
         return self._layers is not self._in_place
 
-    def fill(self, path: Path, *, from_disk: bool = False) -> None:
+    def fill(self, path: Path) -> None:
         """Read another model's file into the memory. Raises CorruptArtifactError."""
-        handle = os.open(path, os.O_RDONLY | (os.O_DIRECT if from_disk else 0))
+        handle = os.open(path, os.O_RDONLY)
         try:
             size = os.fstat(handle).st_size
             if size != self.num_bytes:

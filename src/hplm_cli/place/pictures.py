@@ -68,10 +68,12 @@ def busy_over_time(
 
 def _utilisation(plan: Plan, placement: Placement, stage_times: StageTimes, outcomes: Outcomes, path: Path) -> Path:
     times, shares = busy_over_time(placement, stage_times, outcomes)
-    series = {
-        f"{plan.groups[number].node} {plan.groups[number].devices}": (times, busy) for number, busy in shares.items()
-    }
-    line_chart(path, series, title="Busy share of each group", x_label="time (s)", y_label="busy share")
+    series = {}
+    for number, busy in shares.items():
+        group = plan.groups[number]
+        devices = ", ".join(map(str, group.devices))
+        series[f"{group.node}, device{'s' if len(group.devices) > 1 else ''} {devices}"] = (times, busy)
+    line_chart(path, series, title="Busy share of each group", x_label="time (s)", y_label="busy share of its stages")
     return path
 
 
@@ -93,7 +95,8 @@ def _attainment(
         {"this plan": (FACTORS, shares)},
         title=f"Requests in time by {unit}",
         x_label=f"factor on the plan's {unit}",
-        y_label="share in time",
+        y_label="share of requests in time",
+        share=True,
         limit=("99 %", 0.99),
     )
     return path
@@ -106,7 +109,8 @@ def _by_devices(plan: Plan, path: Path, most_stages: int) -> Path:
         {"best placement": (list(shares), list(shares.values()))},
         title="Requests in time by the number of devices",
         x_label="devices",
-        y_label="share in time",
+        y_label="share of requests in time",
+        share=True,
         limit=("99 %", 0.99),
     )
     return path

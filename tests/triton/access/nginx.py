@@ -20,6 +20,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples/production/nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="needs nginx")
 START_S = 30.0
+HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Proxy:
     https_url: str
     grpcs_url: str
     folder: Path
+    certificate: Path
 
     def access_log(self) -> str:
         return (self.folder / "access.log").read_text()
@@ -68,10 +70,14 @@ def proxy(server: Ports, certificate: Path, folder: Path) -> Iterator[Proxy]:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < until_s
             time.sleep(0.02)
-        yield Proxy(f"https://127.0.0.1:{own.http}", f"grpcs://127.0.0.1:{own.grpc}", folder)
+        yield Proxy(f"https://{HOST}:{own.http}", f"grpcs://{HOST}:{own.grpc}", folder, certificate)
     finally:
         process.terminate()
         process.wait(START_S)
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
 
 
 def _listens(port: int) -> bool:

@@ -12,25 +12,17 @@ from pathlib import Path
 
 import pytest
 from hplm_client import Client, ManageClient
-from hplm_loadtest.benchmarks.attacks import malformed, wrong_keys
-from hplm_loadtest.benchmarks.attacks.example_proxy import EXAMPLE, example_proxy, find_nginx
-from hplm_loadtest.benchmarks.attacks.target import Target
 
 from hplm.access.keys import parse
 from hplm.core import wire
 from hplm.errors import BadInputError, ForbiddenError, UnknownJobError, UnknownTenantError
 from hplm.registry.registry import Registry
-from hplm.reporting.benchmark_result import Report
 from hplm.runtime.local_http import LOCAL_HTTP
-from tests import tiny
 from tests.triton.access.making import OWN, PROTOCOLS, Place, as_bytes, ask, serving
-from tests.triton.cascade.making import Making, table_of
 from tests.waiting import until
 
 pytestmark = pytest.mark.triton
 TENANT, OTHER = OWN["small"], OWN["middle"]
-ROOT = Path(__file__).parents[3]
-VICTIM = "victim"
 
 
 @pytest.fixture(scope="module")
@@ -213,32 +205,3 @@ def test_a_parameter_that_is_no_text_is_refused(place: Place) -> None:
             400,
             {"error": "BAD_INPUT: a parameter of the request is not UTF-8"},
         )
-
-
-@pytest.fixture(scope="module")
-def target(place: Place) -> Target:
-    """The server as a target of attacks, with a tenant that they may change or delete."""
-    base = Making.over(place.models.parent).bases["middle"]
-    tiny.make_tenant(place.store, base, VICTIM, 9, "alpha", domain=table_of(base.config))
-    log = place.models.parent / "triton.log"
-    return Target.prepare(place.server.ports, place.models, place.store, [log], [VICTIM])
-
-
-def missed(report: Report) -> list[object]:
-    """Return the goals that a run of attacks has missed, and why."""
-    goals = [goal for goal in report.goals if not goal.met]
-    return [*goals, *(row for row in report.rows if goals and "fault" in row)]
-
-
-# The attacks change limits and tenants, so these tests are the last.
-def test_keys_that_are_nearly_right_are_refused_by_every_model_in_the_same_words(target: Target) -> None:
-    assert missed(wrong_keys.report_of(wrong_keys.send_wrong_keys(target, 500, 8, seed=1), {})) == []
-
-
-@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
-def test_malformed_requests_through_the_example_proxy_end_block_and_give_away_nothing(
-    target: Target, tmp_path: Path
-) -> None:
-    with example_proxy(target.ports, tmp_path, ROOT / EXAMPLE) as proxy:
-        run = malformed.attack_target(target, proxy, 1000, 8, 250, seed=1)
-    assert missed(malformed.report_of(run, {})) == []

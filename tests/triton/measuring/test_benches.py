@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from hplm_loadtest.benchmarks.access.flood import FloodLoad, access_flood
-from hplm_loadtest.benchmarks.access.quotas import QuotaLoad, access_quotas
 from hplm_loadtest.benchmarks.access.throughput import access_throughput
 from hplm_loadtest.benchmarks.engine.limit import limit
 from hplm_loadtest.benchmarks.papers.batching import batching
@@ -78,7 +77,7 @@ def test_batching_measures_each_mode_and_its_goals(fleet: Path, tmp_path: Path) 
 
 
 def test_schedulers_measures_utility_and_the_cost_of_choosing(fleet: Path, tmp_path: Path) -> None:
-    report = schedulers(fleet, ["das", "sjf"], [Setting()], 1, 0.5, tmp_path / "schedulers.svg")
+    report = schedulers(fleet, ["das", "sjf"], 1, 0.5, tmp_path / "schedulers.svg", [Setting()])
     measured = [row for row in report.rows if "utility_per_s" in row]
     assert {row["policy"] for row in measured} == {"das", "sjf"}
     assert all(row["utility_per_s"] > 0 and not row["lost"] for row in measured)
@@ -139,24 +138,6 @@ def test_waves_measures_the_first_and_the_last_answer_of_a_wave(fleet: Path, tmp
     assert (tmp_path / "waves.svg").stat().st_size
 
 
-def test_access_quotas_measures_racing_clients_and_clients_below_their_quotas(tmp_path: Path) -> None:
-    models = tiny.make_repository(tmp_path, num_slots=3)
-    store, base = tiny.opened(tmp_path)
-    for seed, name in enumerate(("more", "most"), 20):
-        tiny.make_tenant(store, base, name, seed, "alpha")
-    (tmp_path / POOL_FILE).write_text("\n".join(tiny.sentences(60)) + "\n")
-    load = QuotaLoad(seconds=1.0, clients=12, look_up_instances=1)
-    report = access_quotas(models, ["one server"], load, "pool")
-    racing = {row["racing_for"]: row for row in report.rows if "racing_for" in row}
-    assert set(racing) == {"requests/s", "tokens/s"}
-    assert all(row["over_quota"] and row["error"] <= row["allowed_error"] for row in racing.values())
-    (at_once,) = (row for row in report.rows if "most_at_once" in row)
-    assert 0 < at_once["most_at_once"] <= at_once["quota"]
-    below = [row for row in report.rows if "wrongly_refused" in row]
-    assert len(below) == 3
-    assert all(row["answered"] and not row["wrongly_refused"] for row in below)
-
-
 def test_access_flood_measures_the_others_beside_a_flood_with_and_without_quotas(fleet: Path) -> None:
     report = access_flood(fleet, FloodLoad(rounds=1, duration_s=1.0, tenants=3, load=0.1, times=2.0, quota=1.0), "pool")
     runs = {(row["limited_by"], row["flood"]): row for row in report.rows if "flood" in row}
@@ -172,11 +153,11 @@ def test_access_flood_measures_the_others_beside_a_flood_with_and_without_quotas
 
 ONE_OF_ALL = """
 import sys
-from hplm_loadtest.benchmarks.all_benchmarks import _hplm
+from hplm_loadtest.cli.bench import run_hplm
 from hplm_loadtest.scenarios.stop_signals import stop_on_signals
 
 stop_on_signals("bench")
-_hplm(*sys.argv[1:])
+run_hplm(*sys.argv[1:])
 """
 
 

@@ -56,7 +56,7 @@ from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 
 QUIET = Progress(disable=True)
-SYSTEMS: tuple[System, ...] = ("dedicated", "shared", "onnxruntime")
+SYSTEMS: tuple[System, ...] = ("dedicated", "onnxruntime")
 MODELS, PLACES = 5, 2
 
 
@@ -333,7 +333,7 @@ def test_the_tenants_benchmark_measures_every_point_of_every_system(tiny_fleet: 
     picture = tmp_path / "tenants.svg"
     report = throughput_by_tenants.throughput_by_tenants(
         *(tiny_fleet, "minilm", ["hbert", "dedicated"], [1, 12], ["uniform"], load, Limits(1, 1, 2), picture, "unseen"),
-        {"num_slots": 5},
+        5,
     )
     rates = [row for row in report.rows if row["measure"] == "throughput"]
     assert [(row["system"], row["tenants"]) for row in rates] == [
@@ -367,14 +367,13 @@ def test_peers_on_several_gpus_are_refused(tiny_fleet: Path, gpu: None, monkeypa
     # hBERT alone may use all GPUs.
     servers.prepare("hbert", QUIET)
     with pytest.raises(errors.ConfigError, match="CUDA_VISIBLE_DEVICES=0"):
-        servers.prepare("shared", QUIET)
+        servers.prepare("dedicated", QUIET)
 
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
         ("hbert", {"hbert_plot": 3, "hbert_upper": 3}),
-        ("shared", {"hbert": 3}),
         ("adapter", {"hbert_plot": 3, "hbert_upper": 3}),
         ("dedicated", {"hbert": 1}),
     ],
@@ -387,7 +386,7 @@ def test_on_a_gpu_threads_are_processes_of_both_stages_and_of_peers_except_those
     assert {role: instances_in((models / role / "config.pbtxt").read_text()) for role in wanted} == wanted
 
 
-@pytest.mark.parametrize("name", ["hbert", "dedicated", "shared", "adapter"])
+@pytest.mark.parametrize("name", ["hbert", "dedicated", "adapter"])
 def test_threads_are_processes_except_for_whole_models(tiny_fleet: Path, name: SystemName) -> None:
     Systems(open_fleet(tiny_fleet, "minilm", 12), Limits(2, 8, 2)).prepare(name, QUIET)
     model = "hbert_upper" if name in ("hbert", "adapter") else "hbert"

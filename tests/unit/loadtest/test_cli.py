@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hplm_loadtest.cli.bench import rates_of
+from hplm_loadtest.benchmarks.experiments import rates_of
 from hplm_loadtest.cli.loadtest import parse_tenants
 
 from hplm.errors import ConfigError

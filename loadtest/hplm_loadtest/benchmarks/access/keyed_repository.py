@@ -10,15 +10,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hplm.access.keys import Key, new_key
+from hplm.access.keys import new_key
 from hplm.core.roles import served_base
 from hplm.errors import ConfigError
-from hplm.housekeeping.garbage_collection import adopt
 from hplm.quotas.limits import Limits
 from hplm.registry.access.keys import AccessKey
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
-from hplm.triton.launcher.instances import with_instances
 from hplm_loadtest.benchmarks.benchmark_server import StageSettings, copy_repository
 from hplm_loadtest.benchmarks.page_cache import into_page_cache
 from hplm_loadtest.benchmarks.serve_process import ServeProcess
@@ -35,22 +33,13 @@ class KeyedRepository:
     store: Store
     model: str
 
-    def new_keys(self, tenants: Sequence[str]) -> list[Key]:
-        """Add a key of each tenant to the registry, and return the keys in order."""
-        keys = [new_key() for _ in tenants]
-        with closing(Registry.open(self.store)) as registry:
-            for tenant, key in zip(tenants, keys, strict=True):
-                registry.add_key(AccessKey(key.id, tenant, "infer", key.sha256(), time.time()))
-        return keys
-
     def add_keys(self, tenants: Sequence[str]) -> dict[str, str]:
-        """Add a key of each tenant; return their texts by tenant."""
-        return {tenant: key.text() for tenant, key in zip(tenants, self.new_keys(tenants), strict=True)}
-
-    def revoke(self, key: Key) -> None:
-        """Revoke a key."""
+        """Add a key of each tenant to the registry; return the texts of the keys by tenant."""
+        keys = {tenant: new_key() for tenant in tenants}
         with closing(Registry.open(self.store)) as registry:
-            registry.revoke_key(key.id, time.time())
+            for tenant, key in keys.items():
+                registry.add_key(AccessKey(key.id, tenant, "infer", key.sha256(), time.time()))
+        return {tenant: key.text() for tenant, key in keys.items()}
 
     def limit(self, tenant: str, limits: Limits) -> None:
         """Set the limits of a tenant, or of all if `tenant` is empty."""
@@ -58,18 +47,12 @@ class KeyedRepository:
             registry.set_limits(tenant, limits)
 
     @contextmanager
-    def server(self, look_up_instances: int | None = None) -> Iterator[ServeProcess]:
-        """Make a process of `hplm serve --keys` over a copy of the models. The caller starts it; the block's end stops it.
-
-        None for `look_up_instances` means as the repository has it.
-        """
+    def server(self) -> Iterator[ServeProcess]:
+        """Make a process of `hplm serve --keys` over a copy of the models. The caller starts it; the block's end stops it."""
         url = self.store.registry
         with tempfile.TemporaryDirectory(prefix="hplm-keyed-") as folder:
             copy = Path(folder) / "models"
             copy_repository(self.models, copy, StageSettings({"registry": url}, {"registry": url}))
-            if look_up_instances is not None:
-                config = copy / served_base(copy).roles[0].name / "config.pbtxt"
-                config.write_text(with_instances(config.read_text(), look_up_instances))
             into_page_cache(self.store.root)
             served = ServeProcess(copy, Path(folder), ["--keys", "--drain-timeout=2"])
             try:
@@ -79,20 +62,14 @@ class KeyedRepository:
 
 
 @contextmanager
-def keyed_repository(models: Path, registry: str = "") -> Iterator[KeyedRepository]:
-    """Give a repository a registry of its own: by default a copy in a folder that is removed at the end.
+def keyed_repository(models: Path) -> Iterator[KeyedRepository]:
+    """Give a repository a registry of its own, a copy in a folder that is removed at the end.
 
-    `registry` is the URL of an empty database, into which the newest version of everything in the store is registered.
-    Raises ConfigError if that database is not empty, or if there is none and the repository's registry is not a file.
+    Raises ConfigError if the repository's registry is not a file.
     """
     served = served_base(models)
     with tempfile.TemporaryDirectory(prefix="hplm-registry-") as folder:
-        if registry:
-            store = Store(served.store_root, registry)
-            _fill(store)
-        else:
-            store = Store(served.store_root, copied_registry(models, Path(folder)))
-        yield KeyedRepository(models, store, served.name)
+        yield KeyedRepository(models, Store(served.store_root, copied_registry(models, Path(folder))), served.name)
 
 
 def copied_registry(models: Path, folder: Path) -> str:
@@ -107,10 +84,3 @@ def copied_registry(models: Path, folder: Path) -> str:
     with closing(sqlite3.connect(original)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
     return f"sqlite:///{copy}"
-
-
-def _fill(store: Store) -> None:
-    with closing(Registry.open(store, create=True)) as opened:
-        if opened.tenant_count():
-            raise ConfigError("--registry: the database has tenants; give an empty database")
-        adopt(store, opened, time.time())

@@ -122,6 +122,7 @@ def int8(models: Path, rounds: int, seconds: float, picture: Path | None, *, loo
             [fill(where, 18, break_on_hyphens=False) for where in rates],
             {name: [median(rates_of[name]) for rates_of in rates.values()] for name in names},
             title=f"{base.config.name} in {str(dtype).removeprefix('torch.')}, and both stages in int8",
+            x_label="what is measured",
             y_label="requests/s",
         )
     settings = {

@@ -90,6 +90,7 @@ def limit(models: Path, rounds: int, seconds: float, device_name: str, picture: 
             ["matrix product", "engine in-process", "through Triton, gRPC"],
             {"share of peak": [1.0, median(shares), median(shares) * served_share]},
             title=f"Share of the matrix peak: upper layers of {config.name}, {BATCH} texts a batch",
+            x_label="what computes",
             y_label="share of the measured matrix peak",
         )
     result_settings = {

@@ -72,10 +72,10 @@ SETTINGS = (
 def schedulers(
     models: Path,
     policies: Sequence[str],
-    settings: Sequence[Setting],
     rounds: int,
     seconds: float,
     picture: Path | None,
+    settings: Sequence[Setting] = SETTINGS,
 ) -> Report:
     """Measure, for each policy, utility and deadlines met at twice the capacity, and the policy's own time.
 

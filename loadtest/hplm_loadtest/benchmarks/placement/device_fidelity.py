@@ -30,13 +30,14 @@ from hplm.placement.placement import Group, ParallelConfig, Placement
 from hplm.placement.served_model import ServedModel
 from hplm.placement.stage_times import StageTimes
 from hplm.profiles.profile import Profile
+from hplm.reporting.benchmark_result import Goal, Report
 from hplm.scheduling.known_cost import KnownCost
 from hplm.serving.encode_stage import WAY_BACK
 from hplm.workloads.model_requests import ModelRequests
 from hplm.workloads.model_traffic import gamma_requests
+from hplm_loadtest.benchmarks.placement.effort import Effort, tell
 from hplm_loadtest.benchmarks.placement.encode_stages import Variant, variant_server
 from hplm_loadtest.benchmarks.placement.fidelity_rows import fidelity_row, largest_error
-from hplm_loadtest.benchmarks.placement.figure import Effort, FigureResult, Statement
 from hplm_loadtest.benchmarks.served_repository import read_repository, single_text_tenants
 from hplm_loadtest.placement.replay import Target, recorded_replay
 
@@ -99,38 +100,32 @@ def measured_profile(models: Path, core: int) -> Profile:
     return Profile.from_json(json.loads(lines[-1]), "hplm profile --json")
 
 
-def device_fidelity(effort: Effort) -> FigureResult:
+def device_fidelity(models: Path, effort: Effort) -> Report:
     """Measure a profile, serve the base in each layout, and replay each workload at each deadline scale."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise ConfigError(f"two cores were expected for two devices, this process may use {len(cores)}")
-    served = read_repository(effort.models)
+    served = read_repository(models)
     text = " ".join(["the"] * WORDS)
     tokens = len(bases.load(served.store.base(served.plot.base)).load_text_encoder().encode([text])[0].ids)
-    profile = measured_profile(effort.models, cores[1])
+    profile = measured_profile(models, cores[1])
     model = served_model(profile, tokens)
-    effort.tell(f"a text of {tokens} tokens takes {1000 * model.latency_s:.1f} ms in the encode stage")
+    tell(f"a text of {tokens} tokens takes {1000 * model.latency_s:.1f} ms in the encode stage")
     rows = []
     for layout in layouts(model, cores):
-        rows += _rows(layout, model, effort, text)
+        rows += _rows(models, layout, model, effort, text)
     error = largest_error(rows)
-    statements = [
-        Statement(
-            "the simulator differs from the real system by less than 2 % (goal here: 5 %)",
-            f"at most {error:.3f} over {len(rows)} replays of {sum(row['requests'] for row in rows):,} requests",
-            error <= GOAL,
-        )
-    ]
-    title = "predicted and measured attainment, devices that compute"
-    return FigureResult("fidelity", title, statements, rows=rows, numbers={"device_error": error})
+    text = f"largest error of the predicted share in time, devices that compute, {len(rows)} replays"
+    goal = Goal("placement-device-error", text, GOAL, error, "", "lower")
+    return Report("fidelity", {"models": str(models), "quick": effort.quick}, rows, [goal])
 
 
-def _rows(layout: Layout, model: ServedModel, effort: Effort, text: str) -> list[dict[str, Any]]:
-    tenants = {model.name: single_text_tenants(effort.models)[:16]}
+def _rows(models: Path, layout: Layout, model: ServedModel, effort: Effort, text: str) -> list[dict[str, Any]]:
+    tenants = {model.name: single_text_tenants(models)[:16]}
     rows = []
     with ExitStack() as stack:
-        urls = [stack.enter_context(variant_server(effort.models, each)).ports.grpc_url for each in layout.variants]
-        targets = {model.name: [Target(url, read_name(effort.models), url) for url in urls]}
+        urls = [stack.enter_context(variant_server(models, each)).ports.grpc_url for each in layout.variants]
+        targets = {model.name: [Target(url, read_name(models), url) for url in urls]}
         # One at a time, and then all at once.
         idle = _same_requests(model.name, np.arange(IDLE_REQUESTS) * 4 * model.latency_s)
         at_once = _same_requests(model.name, np.zeros(BURST_REQUESTS))
@@ -144,7 +139,7 @@ def _rows(layout: Layout, model: ServedModel, effort: Effort, text: str) -> list
         slowdown = max(1.0, float(np.median(gaps_s)) * stages / model.latency_s)
         margin = float(np.quantile(gaps_s, WITHIN_BOUND) / np.median(gaps_s))
         queues = LiveQueues(cost=partial(_MarginCost, margin))
-        effort.tell(
+        tell(
             f"{layout.name}: a request alone takes {1000 * idle_s:.1f} ms; under load a stage takes {slowdown:.2f} times the "
             f"profile's time, and 19 of 20 requests at most {margin:.2f} times the median"
         )
@@ -174,7 +169,7 @@ def _rows(layout: Layout, model: ServedModel, effort: Effort, text: str) -> list
                         queues=queues,
                     )
                 )
-                effort.tell(str(rows[-1]))
+                tell(str(rows[-1]))
     return rows
 
 

@@ -19,10 +19,11 @@ from hplm.placement.cluster import uniform_cluster
 from hplm.placement.placement import Group, ParallelConfig, Placement
 from hplm.placement.served_model import ServedModel
 from hplm.placement.stage_times import StageTimes
+from hplm.reporting.benchmark_result import Goal, Report
 from hplm.workloads.model_requests import ModelRequests
 from hplm.workloads.model_traffic import gamma_requests
+from hplm_loadtest.benchmarks.placement.effort import Effort, tell
 from hplm_loadtest.benchmarks.placement.fidelity_rows import SIMULATED, fidelity_row, largest_error
-from hplm_loadtest.benchmarks.placement.figure import Effort, FigureResult, Statement
 from hplm_loadtest.emulation.repository import EmulatedGroup, serve_groups, write_groups
 from hplm_loadtest.placement.replay import Replay, Target, recorded_replay
 
@@ -156,7 +157,7 @@ class Setting:
         return gamma_requests({model.name: rate for model in models}, self.cv, deadlines, seconds, rng)
 
 
-def emulated_fidelity(effort: Effort) -> FigureResult:
+def emulated_fidelity(effort: Effort) -> Report:
     """Replay each setting at each deadline scale, and compare with what both simulators predict."""
     settings = [Setting(stages, models, cv) for stages in (2, 4) for models in (FEW, MANY) for cv in (1.0, 4.0)]
     scales, seconds = (QUICK_SCALES, QUICK_SECONDS) if effort.quick else (SCALES, SECONDS)
@@ -166,7 +167,7 @@ def emulated_fidelity(effort: Effort) -> FigureResult:
     with tempfile.TemporaryDirectory(prefix="hplm-fidelity-") as name:
         folder = Path(name)
         overhead = measure_overhead(folder)
-        effort.tell(
+        tell(
             f"a request takes {1000 * overhead.fixed_s:.1f} ms besides its waits, {1000 * overhead.hop_s:.1f} ms for each "
             f"further stage; a stage needs {1000 * overhead.turn_s:.1f} ms for a request besides the wait"
         )
@@ -185,18 +186,12 @@ def emulated_fidelity(effort: Effort) -> FigureResult:
                         requests = setting.requests(models, scale, seconds, effort)
                         replayed = recorded_replay(targets, tenants, requests, TEXTS)
                         rows.append(fidelity_row(str(setting), scale, replayed, placement, times, overhead.of(stages)))
-                        effort.tell(str(rows[-1]))
+                        tell(str(rows[-1]))
     error = largest_error(rows)
-    statements = [
-        Statement(
-            "the simulator differs from the real system by less than 2 % (emulated devices, live queues)",
-            f"at most {error:.3f} over {len(rows)} replays of {sum(row['requests'] for row in rows):,} requests; the paper's "
-            f"simulator, without live queues, at most {largest_error(rows, SIMULATED):.3f}",
-            error <= GOAL,
-        )
-    ]
-    title = "predicted and measured attainment, emulated devices"
-    return FigureResult("emulated", title, statements, rows=rows, numbers={"emulated_error": error})
+    text = f"largest error of the predicted share in time, emulated devices, {len(rows)} replays"
+    goal = Goal("placement-emulated-error", text, GOAL, error, "", "lower")
+    more = {"quick": effort.quick, "largest_error_without_live_queues": largest_error(rows, SIMULATED)}
+    return Report("emulated-fidelity", more, rows, [goal])
 
 
 def _turned(model: ServedModel, stages: int, overhead: Overhead) -> ServedModel:

@@ -323,4 +323,6 @@ def draw_picture(path: Path, bases: Sequence[str], rows: Sequence[Mapping[str, A
     by_task = {(row["task"], row["variant"]): row["mean_ms"] for row in rows if "task" in row}
     tasks = [*dict.fromkeys(task for task, _ in by_task)]
     bars = {variant: [by_task[task, variant] for task in tasks] for variant in (*bases, COCKTAIL, CASCADE)}
-    bar_chart(path, tasks, bars, title="Mean latency, one request at a time", y_label="mean latency (ms)")
+    bar_chart(
+        path, tasks, bars, title="Mean latency, one request at a time", x_label="task", y_label="mean latency (ms)"
+    )

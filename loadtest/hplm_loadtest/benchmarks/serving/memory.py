@@ -74,7 +74,7 @@ def slot_bytes(fleet: Fleet, settings: EncodeSettings, counts: Sequence[int]) ->
     return bytes_by_count
 
 
-def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture: Path | None) -> Report:
+def memory_by_tenants(folder: Path | None, shape: Shape, counts: Sequence[int], picture: Path | None) -> Report:
     """Measure one server's memory after each number of tenants got one request; all tenants stay in host memory."""
     check_picture(picture)
     counts = sorted(set(counts))
@@ -82,6 +82,7 @@ def memory_by_tenants(folder: Path, shape: Shape, counts: Sequence[int], picture
         raise ConfigError(
             "an added tenant's memory is measured between two numbers of tenants: give --tenants twice, with different numbers"
         )
+    folder = folder or Path(f"build/fleet-{shape}-10000")
     fleet = open_fleet(folder, shape, max(counts))
     bank = _bank(fleet)
     tenant = bank.load(bank.names[0], verify=False)

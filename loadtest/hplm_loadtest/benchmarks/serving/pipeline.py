@@ -90,6 +90,7 @@ def pipeline(models: Path, rounds: int, seconds: float, picture: Path | None, *,
             list(variants),
             {load: [rates[variant, load] for variant in variants] for load in LOADS},
             title="Throughput with and without overlap",
+            x_label="look-up and loading beside computing",
             y_label="requests/s",
         )
     served = read_repository(models)

@@ -64,7 +64,10 @@ class Burst:
     right: npt.NDArray[np.float64]
 
     def draw(self, picture: Path) -> None:
-        """Draw rate, number of students, p99 and accuracy by second."""
+        """Draw rate, number of students, p99 and agreement with the labels by second.
+
+        The labels of a made-up fleet are what all its students answer, so the agreement says nothing about right answers.
+        """
         rows = burst_rows(self)
 
         def series(*keys: str) -> dict[str, tuple[list[float], list[float]]]:
@@ -76,9 +79,9 @@ class Burst:
 
         charts = {
             ("Rate", "requests (1/s)"): series("offered", "answered"),
-            ("Students", "mean of k"): series("k"),
+            ("Students", "mean number a request"): series("k"),
             ("Latency", "p99 (ms)"): series("p99_ms"),
-            ("Accuracy", "right answers (%)"): series("accuracy"),
+            ("Agreement", "answers equal to the labels (%)"): series("agreement"),
         }
         line_charts(picture, charts, title="A burst: students are left out, requests are not", x_label="time (s)")
 
@@ -127,7 +130,7 @@ def burst_rows(burst: Burst) -> list[dict[str, Any]]:
                 "lost": kinds["lost"] + kinds["failed"],
                 "k": fmean(burst.students[known]) if known.any() else math.nan,
                 "p99_ms": part.percentile_ms(99),
-                "accuracy": 100 * fmean(burst.right[known]) if known.any() else math.nan,
+                "agreement": 100 * fmean(burst.right[known]) if known.any() else math.nan,
             }
         )
     return rows

@@ -160,6 +160,20 @@ def search(
     )
 
 
+def selective_replication(
+    models: Sequence[ServedModel],
+    cluster: Cluster,
+    requests: ModelRequests,
+    options: SearchOptions | None = None,
+    *,
+    stage_times: StageTimes | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Search for a placement without model parallelism: every group is one device."""
+    options = replace(options or SearchOptions(), sizes=(1,), most_stages=1, most_intra=1)
+    return search(models, cluster, requests, options, stage_times=stage_times, progress=progress)
+
+
 class _Searcher:
     """Remembers the best selection of each bucket on each set of devices."""
 

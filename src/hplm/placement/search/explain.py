@@ -10,8 +10,7 @@ import numpy as np
 from hplm.placement.cluster import Cluster
 from hplm.placement.outcomes import Outcomes
 from hplm.placement.placement import Placement
-from hplm.placement.search.baselines import selective_replication
-from hplm.placement.search.enumeration import SearchOptions, search
+from hplm.placement.search.enumeration import SearchOptions, search, selective_replication
 from hplm.placement.search.selection import longest_deadlines
 from hplm.placement.served_model import ServedModel
 from hplm.placement.simulation import simulate

@@ -310,6 +310,10 @@ def test_a_plan_is_explained_in_words_and_pictures(hplm: Hplm, plan_file: Path, 
     pictures = sorted(path.name for path in (tmp_path / "pictures").iterdir())
     factors = [f"attainment-by-{name}.svg" for name in ("cv", "deadline", "devices", "rate")]
     assert pictures == [*factors, "utilisation.svg"]
+    # matplotlib writes each text of a figure as a comment too. Names are words, and not Python tuples.
+    drawn = (tmp_path / "pictures" / "utilisation.svg").read_text()
+    assert re.search(r"<!-- west, devices? \d+(, \d+)* -->", drawn)
+    assert not re.search(r"<!-- .*\(\d+,", drawn)
 
 
 def test_the_busy_share_over_time_adds_up_to_what_the_devices_computed() -> None:

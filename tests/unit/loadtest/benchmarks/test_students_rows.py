@@ -37,8 +37,8 @@ def test_each_second_of_a_burst_has_its_own_k_accuracy_and_losses() -> None:
     run = Run(8.0, planned_s, planned_s, planned_s + 0.01, ["OK", "OK", "OK", NO_ANSWER], np.full(4, np.nan))
     burst = Burst(PLAN, run, np.array([4.0, 2.0, 1.0, np.nan]), np.array([1.0, 0.0, 1.0, np.nan]))
     first, second, third, *_ = burst_rows(burst)
-    assert (first["k"], first["accuracy"], first["answered"], first["lost"]) == (3.0, 50.0, 2, 0)
-    assert (second["k"], second["accuracy"], second["answered"], second["lost"]) == (1.0, 100.0, 1, 1)
+    assert (first["k"], first["agreement"], first["answered"], first["lost"]) == (3.0, 50.0, 2, 0)
+    assert (second["k"], second["agreement"], second["answered"], second["lost"]) == (1.0, 100.0, 1, 1)
     assert math.isnan(third["k"])
     assert third["offered"] == 0
 

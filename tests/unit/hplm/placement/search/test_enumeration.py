@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hplm.errors import ConfigError
 from hplm.placement.cluster import Cluster, Node
 from hplm.placement.placement import ParallelConfig
-from hplm.placement.search.baselines import selective_replication
 from hplm.placement.search.buckets import device_splits, model_buckets
-from hplm.placement.search.enumeration import SearchOptions, search
+from hplm.placement.search.enumeration import SearchOptions, search, selective_replication
 from hplm.placement.search.partitions import blocks_of, equal_groups, group_sizes, parallel_configs
 from hplm.placement.search.robust import covers_every_model, survives_any_node
 from hplm.placement.stage_times import StageTimes

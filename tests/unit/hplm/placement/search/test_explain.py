@@ -1,19 +1,15 @@
-"""The placements that the search is compared with."""
+"""Replication alone, the fewest devices, and explanations of placements."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from hplm.errors import ConfigError
 from hplm.placement.cluster import uniform_cluster
 from hplm.placement.placement import ParallelConfig
-from hplm.placement.search.baselines import clockwork, greedy_alone, round_robin, selective_replication
-from hplm.placement.search.enumeration import SearchOptions
+from hplm.placement.search.enumeration import SearchOptions, selective_replication
 from hplm.placement.search.explain import explain
 from hplm.placement.search.fewest_devices import fewest_devices
-from hplm.placement.stage_times import StageTimes
-from hplm.workloads.model_requests import ModelRequests
 from tests.unit.hplm.placement.search.cases import GB, case, model
 
 FOUR = tuple(model(f"m{number}", gb=5) for number in range(4))
@@ -23,41 +19,6 @@ def test_selective_replication_has_no_pipelines() -> None:
     given = case(FOUR, 4)
     found = selective_replication(given.models, given.cluster, given.requests)
     assert {group.config for group in found.placement.groups} == {ParallelConfig()}
-
-
-def test_greedy_alone_has_pipelines_of_four_stages() -> None:
-    given = case(FOUR, 8)
-    found = greedy_alone(given.models, given.cluster, given.requests)
-    assert [group.config for group in found.placement.groups] == [ParallelConfig(4)] * 2
-
-
-def test_round_robin_fills_the_pipelines_in_turn() -> None:
-    cluster = uniform_cluster(8, 3 * GB)
-    placed = round_robin(FOUR, cluster)
-    assert placed.models == (("m0", "m2"), ("m1", "m3"))
-    assert StageTimes(cluster, FOUR).fits(placed)
-
-
-def alternating(models: int, window_s: float, windows: int) -> ModelRequests:
-    """Return requests of which each window has those of one model alone."""
-    times = np.concatenate([np.arange(0.0, window_s, 0.2) + window_s * number for number in range(windows)])
-    numbers = np.repeat(np.arange(windows) % models, len(times) // windows).astype(np.int32)
-    names = tuple(f"m{number}" for number in range(models))
-    return ModelRequests(names, times, numbers, np.full(len(times), 0.3), window_s * windows)
-
-
-def test_clockwork_swaps_models_at_windows_and_selective_replication_cannot() -> None:
-    models, cluster = FOUR[:2], uniform_cluster(1, 6 * GB)
-    requests = alternating(2, 10.0, 4)
-    assert clockwork(models, cluster, requests, 10.0).attainment == 1.0
-    assert selective_replication(models, cluster, requests).attainment == 0.5
-
-
-def test_clockwork_that_knows_only_the_last_window_is_wrong_after_each_change() -> None:
-    models, cluster = FOUR[:2], uniform_cluster(1, 6 * GB)
-    outcomes = clockwork(models, cluster, alternating(2, 10.0, 4), 10.0, knows_window=False)
-    # The first window has no window before it, and is placed for itself.
-    assert outcomes.attainment == 0.25
 
 
 def test_the_fewest_devices_are_found_and_one_fewer_misses_the_target() -> None:

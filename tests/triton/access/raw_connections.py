@@ -5,16 +5,14 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc  # type: ignore[import-untyped]
-from tritonclient.grpc import service_pb2
-
 from hplm_loadtest.scenarios.infer_messages import METHOD
+from tritonclient.grpc import service_pb2
 
 # Seconds until a request without an answer counts as hanging. A stage answers within its default deadline of 30 s.
 HANGING_S = 60.0
@@ -159,33 +157,3 @@ def _texts(raw: bytes) -> Iterable[bytes]:
         length = int.from_bytes(raw[at : at + 4], "little")
         yield raw[at + 4 : at + 4 + length]
         at += 4 + length
-
-
-class Connections:
-    """A connection over HTTP and a connection over gRPC for each thread. Close them when the threads have ended."""
-
-    def __init__(self, host: str, http_port: int, grpc_port: int, certificate: Path | None = None) -> None:
-        self._http, self._grpc = (host, http_port, certificate), (host, grpc_port, certificate)
-        self._own = threading.local()
-        self._made: list[HttpConnection | GrpcConnection] = []
-
-    @property
-    def http(self) -> HttpConnection:
-        """The connection of this thread over HTTP."""
-        if not hasattr(self._own, "http"):
-            self._own.http = HttpConnection(*self._http)
-            self._made.append(self._own.http)
-        return self._own.http
-
-    @property
-    def grpc(self) -> GrpcConnection:
-        """The connection of this thread over gRPC."""
-        if not hasattr(self._own, "grpc"):
-            self._own.grpc = GrpcConnection(*self._grpc)
-            self._made.append(self._own.grpc)
-        return self._own.grpc
-
-    def close(self) -> None:
-        """Close the connections of all threads."""
-        for connection in self._made:
-            connection.close()

@@ -14,9 +14,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from hplm.core import wire
 from hplm.errors import from_wire
-from hplm_loadtest.benchmarks.attacks.attack import Attack
-from hplm_loadtest.benchmarks.attacks.connections import Answer, outputs_of
-from hplm_loadtest.benchmarks.attacks.target import Target
+from tests.triton.access.fuzzing import Attack, Target, secret_of
+from tests.triton.access.raw_connections import Answer, outputs_of
 
 By = Literal["answered", "hplm", "Triton", "proxy", "hung up", "batch mate", "fault"]
 TRACEBACK = re.compile(rb"Traceback|File \"|\.py\"?[:,]|line \d+, in ")
@@ -105,11 +104,6 @@ class Judge:
             label for label in outputs.get(wire.LABEL, []) if label not in allowed and label not in (b"score", b"")
         ]
         return f"a label that the tenant has not: {wrong[:3]}" if wrong else ""
-
-
-def secret_of(key: str) -> bytes:
-    """Return the secret part of a key."""
-    return key.split("_", 2)[2].encode()
 
 
 def refusal(answer: Answer) -> tuple[By, str]:

@@ -15,11 +15,10 @@ import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2
 
 from hplm.core import wire
-from hplm_loadtest.benchmarks.attacks.connections import Answer, GrpcConnection, HttpConnection
-from hplm_loadtest.benchmarks.attacks.example_proxy import Proxy
-from hplm_loadtest.benchmarks.attacks.model_inputs import raw_bytes
-from hplm_loadtest.benchmarks.attacks.target import Caller, Target
-from hplm_loadtest.benchmarks.attacks.verdicts import refusal
+from tests.triton.access.fuzzing import Caller, Target, raw_bytes
+from tests.triton.access.nginx import HOST, Proxy, port_of
+from tests.triton.access.raw_connections import Answer, GrpcConnection, HttpConnection
+from tests.triton.access.verdicts import refusal
 
 NOT_REFUSED = "nothing"
 PIECES = 300_000
@@ -52,8 +51,8 @@ def send_known_crashes(target: Target, proxy: Proxy) -> Iterator[Outcome]:
     caller = target.callers[0]
     path = f"/v2/models/{wire.MODEL if wire.MODEL in target.inputs else caller.model}/infer"
     key = ("authorization", f"Bearer {caller.key}")
-    http = HttpConnection(proxy.host, proxy.http, proxy.certificate)
-    channel = GrpcConnection(proxy.host, proxy.grpc, proxy.certificate)
+    http = HttpConnection(HOST, port_of(proxy.https_url), proxy.certificate)
+    channel = GrpcConnection(HOST, port_of(proxy.grpcs_url), proxy.certificate)
     body = _body(caller)
 
     def post(request: str, content: bytes, *headers: tuple[str, str], to: str = path) -> Outcome:
@@ -165,8 +164,8 @@ def _in_pieces(proxy: Proxy, path: str, header: str) -> Answer:
     trust = ssl.create_default_context(cafile=str(proxy.certificate))
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
     with (
-        socket.create_connection((proxy.host, proxy.http), timeout=60) as plain,
-        trust.wrap_socket(plain, server_hostname=proxy.host) as connection,
+        socket.create_connection((HOST, port_of(proxy.https_url)), timeout=60) as plain,
+        trust.wrap_socket(plain, server_hostname=HOST) as connection,
     ):
         with suppress(OSError):
             connection.sendall(head.encode())

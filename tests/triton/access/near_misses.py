@@ -6,6 +6,8 @@ import random
 import string
 from collections.abc import Callable, Mapping
 
+from hypothesis import strategies as st
+
 from hplm.access.gate import PROOF_BYTES, SERVER
 from hplm.access.keys import new_key, parse
 
@@ -69,11 +71,7 @@ CHANGES: Mapping[str, Callable[[str, random.Random], str]] = {
 }
 
 
-def near_miss(key: str, rng: random.Random) -> tuple[str, str]:
-    """Return how the key was made wrong, and the wrong key."""
-    while True:
-        name = rng.choice(list(CHANGES))
-        wrong = CHANGES[name](key, rng)
-        # A key without letters stays as it is in another case.
-        if wrong != key:
-            return name, wrong
+def near_misses(key: str) -> st.SearchStrategy[str]:
+    """Draw a key that was made wrong. A change may leave a key without letters as it is."""
+    wrong = st.builds(lambda name, rng: CHANGES[name](key, rng), st.sampled_from(sorted(CHANGES)), st.randoms())
+    return wrong.filter(lambda made: made != key)
