@@ -94,7 +94,7 @@ def check_limits(limits: Limits, tenant: str, lengths: Sequence[int]) -> None:
 
 
 def ask_once(base: RunningBase, tenant: AskedTenant) -> None:
-    """Ask a running server one question, so that a wrong address or key is told at once. Raises what the client raises."""
+    """Ask a running server one question, so that a wrong address or key is an error at once. Raises what the client raises."""
     with _client(base) as client:
         client.predict(tenant.name, WORDS[0], WORDS[0] if tenant.texts == 2 else None)
 

@@ -29,8 +29,8 @@ from hplm.store.layout import Store
 
 # The variable by which `hplm serve` names the file to its stages. So quotas outlive a Triton that is started again.
 FILE_VARIABLE = "HPLM_QUOTA_FILE"
-# The variable by which `hplm profile` switches limits off in the server that it starts for itself. Whoever starts a server
-# decides it; nothing that a client sends can.
+# The variable by which `hplm profile` switches limits off in the server that it starts for itself. It is set
+# by the process that starts the server: no header or parameter of a request can set the variable.
 OFF_VARIABLE = "HPLM_LIMITS_OFF"
 # Prefix of the names of these files in shared memory.
 PREFIX = "hplm-quotas-"
