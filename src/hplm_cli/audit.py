@@ -23,6 +23,8 @@ def audit(
 ) -> None:
     """Show the audit log of manage requests, newest first: when, whose key, its role, what, and the outcome.
 
+    The details of a change name a key that was created or revoked, the values of limits, or the job of a training.
+
     Entries are kept for 90 days, of changes and of other requests only the newest. Equal requests that change nothing are
     counted in `times`.
 
@@ -34,4 +36,4 @@ def audit(
     """
     with open_manager(url, store, registry, as_json=as_json) as client:
         entries = client.audit(key=key, subject=subject, limit=limit)
-    print_records(entries, ("at_s", "key", "role", "action", "subject", "outcome", "times"), as_json)
+    print_records(entries, ("at_s", "key", "role", "action", "subject", "outcome", "times", "details"), as_json)

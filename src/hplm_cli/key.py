@@ -118,7 +118,7 @@ def revoke(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Revoke a key for good. All servers refuse it within a second.
+    """Revoke a key for good. All servers refuse it within a second; the output says by when.
 
     Example: hplm key revoke abcdefgh234567ab
     """
@@ -126,4 +126,5 @@ def revoke(
     parsed = parse(key.encode())
     with open_manager(url, store, registry, as_json=as_json) as client:
         revoked = client.revoke_key(key if parsed is None else parsed.id)
-    print_outcome(revoked, f"key {revoked.id} is revoked", as_json)
+    by = format_value("refused_by_s", revoked.refused_by_s)
+    print_outcome(revoked, f"key {revoked.id} is revoked: all servers refuse it by {by}", as_json)

@@ -12,10 +12,12 @@ from typing import Annotated
 
 import typer
 from hplm_builder.profiles.base_profile import measure_stages
+from hplm_builder.profiles.stage_timings import ALONE, cut
 from hplm_client.cli.display import console, print_json, print_records
 from hplm_client.cli.options import JsonOption
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from hplm.adapters.bank import TenantBank
@@ -26,13 +28,23 @@ from hplm.models import base_folder
 from hplm.models.base import Base
 from hplm.profiles.profile import Profile
 from hplm.profiles.profile_store import read_profiles, write_profile
+from hplm.registry.access.limits import DEFAULT
 from hplm.registry.catalog import Catalog
+from hplm.registry.registry import Registry
 from hplm.reporting.benchmark_result import plain
-from hplm.reporting.progress import bar_report, progress_bars
+from hplm.reporting.progress import Report, bar_report, progress_bars
 from hplm.runtime.processor import processor_name
 from hplm.store.layout import Store
 from hplm.triton.launcher.instances import count_encode_processes
-from hplm_cli.request_timings import AskedTenant, RunningBase, own_server, process_bytes, time_requests
+from hplm_cli.request_timings import (
+    AskedTenant,
+    RunningBase,
+    ask_once,
+    check_limits,
+    own_server,
+    process_bytes,
+    time_requests,
+)
 
 DEFAULT_MODELS = Path("build/demo/models")
 MIB = 1 << 20
@@ -101,24 +113,48 @@ def _measured(served: ServedBase, url: str | None) -> Profile:
     store.profiles(served.base).mkdir(parents=True, exist_ok=True)
     base = bases.load(store.base(served.base))
     tenant = _asked_tenant(store, base)
+    running = RunningBase(url, served, None) if url else None
+    if tenant is not None and running is not None:
+        lengths = [tokens for _, tokens in cut(ALONE, base.config.max_tokens)]
+        with closing(Registry.open_read_only(store)) as registry:
+            check_limits(registry.limits(tenant.name).over(registry.limits(DEFAULT)), tenant.name, lengths)
+    where = "" if tenant is None else f", then requests of tenant {tenant.name} to {url or 'a server of its own'}"
+    console().print(
+        f"measuring base {served.base}: its stages in this process for up to two minutes{where}; one to five minutes in all",
+        markup=False,
+    )
+    if tenant is not None and running is not None:
+        ask_once(running, tenant)
     with progress_bars() as bars:
-        report = bar_report(bars, served.name)
+        report = _told_steps(bars, bar_report(bars, served.name))
+        report("load", 0.0)
         measured = measure_stages(store, served, count_encode_processes(served.models), report)
         if tenant is None:
             console().print(f"base {served.base} has no tenant to ask: this profile is quick, and it is not kept")
             return measured
         lengths = [timing.tokens for timing in measured.request]
-        with (
-            nullcontext(RunningBase(url, served, None))
-            if url
-            else own_server(served, measured.conditions.threads) as running
-        ):
-            requests = time_requests(running, tenant, base.load_text_encoder(), lengths, report)
-            look_up_bytes, encode_bytes = process_bytes(running.served)
+        report("server", 0.0)
+        with nullcontext(running) if running else own_server(served, measured.conditions.threads) as asked:
+            report("server", 1.0)
+            requests = time_requests(asked, tenant, base.load_text_encoder(), lengths, report)
+            look_up_bytes, encode_bytes = process_bytes(asked.served)
     memory = replace(measured.memory, look_up_process=look_up_bytes, encode_process=encode_bytes)
-    measured = replace(measured, kind="full", request=requests, memory=memory, load_s=running.load_s)
+    measured = replace(measured, kind="full", request=requests, memory=memory, load_s=asked.load_s)
     write_profile(store, measured)
     return measured
+
+
+def _told_steps(bars: Progress, report: Report) -> Report:
+    """Return a progress callback that also prints each step when it begins, unless a terminal shows bars."""
+    told: set[str] = set()
+
+    def report_step(step: str, progress: float) -> None:
+        if step not in told and not bars.console.is_terminal:
+            told.add(step)
+            bars.console.print(f"{step} ...", markup=False, highlight=False)
+        report(step, progress)
+
+    return report_step
 
 
 def _asked_tenant(store: Store, base: Base) -> AskedTenant | None:

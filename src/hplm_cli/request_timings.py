@@ -18,9 +18,12 @@ from hplm_client import Client
 from hplm_client.transport.access_keys import keys_from_environment
 from hplm_client.transport.headers import headers_from_environment
 
+from hplm.access.quotas import OFF_VARIABLE
 from hplm.core.roles import ENCODE_BACKENDS, ServedBase, settings_path
 from hplm.core.text import TextEncoder
+from hplm.errors import ConfigError
 from hplm.profiles.profile import Timing
+from hplm.quotas.limits import Limits
 from hplm.reporting.progress import Report
 from hplm.runtime.memory import count_process_memory
 from hplm.triton.launcher.ports import free_ports
@@ -29,6 +32,8 @@ from hplm.triton.workarounds.dead_stubs import stubs_over
 
 # Requests of each length that count, and requests before them that warm up the stages.
 REQUESTS, WARM_UP = 20, 3
+# Most requests a second that one client sends one at a time: a request takes a millisecond at least.
+MOST_REQUESTS_PER_S = 1000
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,32 @@ def own_server(served: ServedBase, threads: int) -> Iterator[RunningBase]:
                     values["num_threads"] = threads
                 path.write_text(json.dumps(values, indent=2) + "\n")
         start = time.perf_counter()
-        with TritonServer(copy, free_ports(), log=served.models.parent / "triton-profile.log", tied=True) as server:
+        log = served.models.parent / "triton-profile.log"
+        # Nobody else calls this server, and the limits of tenants would refuse the measuring.
+        environment = {OFF_VARIABLE: "1"}
+        with TritonServer(copy, free_ports(), log=log, tied=True, environment=environment) as server:
             server.wait_ready()
             load_s = time.perf_counter() - start
             yield RunningBase(server.ports.grpc_url, replace(served, models=copy), load_s)
+
+
+def check_limits(limits: Limits, tenant: str, lengths: Sequence[int]) -> None:
+    """Raise ConfigError if a tenant's limits in force could refuse `time_requests`, before minutes are spent on measuring."""
+    most_tokens = MOST_REQUESTS_PER_S * max(lengths)
+    needed = {"requests_per_s": MOST_REQUESTS_PER_S, "tokens_per_s": most_tokens}
+    for name, most in needed.items():
+        if (limit := vars(limits)[name]) is not None and limit < most:
+            raise ConfigError(
+                f"{name} of tenant {tenant} is limited to {limit:,g}, so the server would refuse the measuring: leave --url "
+                "out, because a server of its own has no limits; or give the tenant higher limits until the profile is done "
+                f"(`hplm tenant limit {tenant} --requests-per-second {MOST_REQUESTS_PER_S} --tokens-per-second {most_tokens}`)"
+            )
+
+
+def ask_once(base: RunningBase, tenant: AskedTenant) -> None:
+    """Ask a running server one question, so that a wrong address or key is an error at once. Raises what the client raises."""
+    with _client(base) as client:
+        client.predict(tenant.name, WORDS[0], WORDS[0] if tenant.texts == 2 else None)
 
 
 def time_requests(
@@ -82,9 +109,7 @@ def time_requests(
     rng = np.random.default_rng(1)
     taken_ms: dict[int, list[float]] = {tokens: [] for tokens in lengths}
     special = _special_tokens(encoder, tenant.texts)
-    with Client(
-        base.url, model=base.served.name, headers=headers_from_environment(), key=keys_from_environment()
-    ) as client:
+    with _client(base) as client:
         for turn in range(WARM_UP + REQUESTS):
             for tokens, times in taken_ms.items():
                 words = rng.choice(list(WORDS), max(tenant.texts, tokens - special)).tolist()
@@ -96,6 +121,10 @@ def time_requests(
                     times.append(1000 * (time.perf_counter() - start))
             report("requests", (turn + 1) / (WARM_UP + REQUESTS))
     return tuple(Timing(1, tokens, median(times)) for tokens, times in taken_ms.items())
+
+
+def _client(base: RunningBase) -> Client:
+    return Client(base.url, model=base.served.name, headers=headers_from_environment(), key=keys_from_environment())
 
 
 def process_bytes(base: ServedBase) -> tuple[int, int]:

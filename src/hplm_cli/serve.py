@@ -137,7 +137,7 @@ def serve(
     ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, listening_address(host), health_port)
     check_flags(context.args)
     ports = replace(ports, has_grpc_tls=has_grpc_tls(context.args))
-    access = choose_access(keys=keys, insecure=insecure, host=ports.host, flags=context.args)
+    access = choose_access(keys=keys, insecure=insecure, host=listening_address(host), flags=context.args)
     check_free(ports)
     readiness = Readiness(models, access, headers_from_environment())
     endpoint = None if check else HealthEndpoint(ports.host, health_port, readiness.verdict)

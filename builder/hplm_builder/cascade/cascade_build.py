@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 from hplm.cascade.calibration import measure_calibration, why_uncalibrated
@@ -14,7 +15,7 @@ from hplm.cascade.level_outputs import CalibratedLevel, CascadeOutputs, PartOutp
 from hplm.cascade.offline import answer_offline
 from hplm.cascade.plan import CascadePlan, Dispatch, LevelPlan, Promise
 from hplm.cascade.promise import proved_accuracy
-from hplm.cascade.selection import CascadeTarget, broken_promise, select_candidate
+from hplm.cascade.selection import CascadeTarget, select_candidate
 from hplm.errors import DataError
 from hplm.profiles.profile import Profile
 from hplm.reporting.progress import Report, silent
@@ -215,8 +216,17 @@ def select_again(outputs: CascadeOutputs, target: CascadeTarget, profiles: Mappi
     Raises ContractError as `build_cascade` does.
     """
     candidates = _candidates(outputs.select, outputs.levels, profiles, deterministic=target.deterministic)
-    chosen = select_candidate(candidates, target, len(outputs.select), len(outputs.proof))
-    plan = prove(plan_of(chosen, outputs, target), outputs, target, chosen)
+    bases = [level.base for level in outputs.levels]
+
+    @cache
+    def count_right(one: Candidate) -> int:
+        return sum(answer.right for answer in answer_offline(plan_of(one, outputs, target), bases, outputs.proof))
+
+    examples = len(outputs.proof)
+    chosen = select_candidate(candidates, target, len(outputs.select), examples, count_right)
+    plan, right = plan_of(chosen, outputs, target), count_right(chosen)
+    promise = replace(plan.promise, accuracy=float(proved_accuracy(right, examples)), right=right, examples=examples)
+    plan = replace(plan, promise=promise)
     rows = best_candidates(candidates)
     about: dict[str, Any] = {
         "candidates": [_row(one, outputs, is_chosen=one == chosen) for one in rows],
@@ -251,16 +261,6 @@ def plan_of(candidate: Candidate, outputs: CascadeOutputs, target: CascadeTarget
     confidence = float(outputs.select.whole[candidate.levels[0]].confidence.mean())
     about = {"on_dev": expected, "dev_confidence": confidence}
     return CascadePlan(tuple(levels), promise, target.deterministic, target.on_late, about)
-
-
-def prove(plan: CascadePlan, outputs: CascadeOutputs, target: CascadeTarget, candidate: Candidate) -> CascadePlan:
-    """Return the plan with what the examples of the proof prove. Raises ContractError if that is less than the target."""
-    answers = answer_offline(plan, [level.base for level in outputs.levels], outputs.proof)
-    right, examples = sum(answer.right for answer in answers), len(answers)
-    bound = float(proved_accuracy(right, examples))
-    if target.accuracy is not None and bound < target.accuracy:
-        raise broken_promise(target, right, examples, candidate.accuracy, candidate.latency_ms)
-    return replace(plan, promise=replace(plan.promise, accuracy=bound, right=right, examples=examples))
 
 
 def _uncalibrated(outputs: CascadeOutputs) -> list[str]:

@@ -6,8 +6,8 @@ whose worker process was killed goes on with the next level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hplm.adapters import tenant as tenants
 from hplm.adapters.tenant import Tenant
 from hplm.cascade.promise import examples_needed, proved_accuracy, right_needed
 from hplm.cascade.selection import CascadeTarget
+from hplm.core.numbers import rounded_down
 from hplm.engine.open_domain import open_features
 from hplm.errors import ArtifactError, ConflictError, ContractError
 from hplm.jobs.context import JobContext, bases_of, hide_store_paths, publish_all, retire_old, versions_of_job
@@ -67,7 +68,9 @@ def make_cascade(job: Job, context: JobContext) -> dict[str, Any]:
     trained = task.train_all(job, context)
     crash_point("job.trained")
     if all(level.keeps(tenant) for level, tenant in zip(task.levels, trained, strict=True)):
-        return _unchanged(job, context, task, "no level is better on dev")
+        return _unchanged(
+            job, context, task, "no level is better on dev (`--publish anyway` publishes them all the same)"
+        )
     try:
         built = task.build(context, trained)
     except ContractError as error:
@@ -125,7 +128,9 @@ def target_cascade(job: Job, context: JobContext) -> dict[str, Any]:
     latencies = {
         name_of_base: LevelLatency(profile, students[name_of_base]) for name_of_base, profile in profiles.items()
     }
-    built = _with_warnings(select_again(outputs, _target(request), latencies), _rough_latencies(profiles))
+    with _naming_estimates(profiles):
+        selected = select_again(outputs, _target(request), latencies)
+    built = _with_warnings(selected, _rough_latencies(profiles))
     number = context.lease.retry(lambda: registry.next_number(name))
     last = built.plan.levels[-1].base
     numbers = {**cascade.levels, last: number}
@@ -242,9 +247,10 @@ class _CascadeTask:
             )
             return LevelLatency(profiles[level.base_name], level.tenant.card.students)
 
-        built = build_cascade(
-            inputs, self.levels[0].data, self.proof, self.target, latency_of, shared_out(report, STEPS)
-        )
+        with _naming_estimates(profiles):
+            built = build_cascade(
+                inputs, self.levels[0].data, self.proof, self.target, latency_of, shared_out(report, STEPS)
+            )
         return _with_warnings(built, [*self.warnings, *_rough_latencies(profiles)])
 
     def report_part(self, context: JobContext, part: str) -> Report:
@@ -301,6 +307,15 @@ def _publish(
 def _with_warnings(built: BuiltCascade, warnings: Sequence[str]) -> BuiltCascade:
     every = [*warnings, *built.about.get("warnings", ())]
     return replace(built, about={**built.about, "warnings": every}) if every else built
+
+
+@contextmanager
+def _naming_estimates(profiles: Mapping[str, Profile]) -> Iterator[None]:
+    """Let a refusal say if its offer rests on estimates of latencies, because the next job estimates them anew."""
+    try:
+        yield
+    except ContractError as error:
+        raise ContractError("; ".join([str(error), *_rough_latencies(profiles)])) from None
 
 
 def _rough_latencies(profiles: Mapping[str, Profile]) -> list[str]:
@@ -408,6 +423,6 @@ def _check_proof(target: CascadeTarget, examples: int) -> None:
         return
     raise ContractError(
         f"{examples:,} proof examples cannot prove accuracy {target.accuracy:.3f}, even if all answers are right: at least "
-        f"{examples_needed(target.accuracy, 1.0):,} are needed (--proof FILE, or more dev examples); the nearest offer is "
-        f"accuracy {proved_accuracy(examples, examples):.3f} at most"
+        f"{examples_needed(target.accuracy, 1.0):,} are needed (--proof FILE, or more dev examples); these examples prove at "
+        f"most accuracy {rounded_down(float(proved_accuracy(examples, examples))):.3f}"
     )

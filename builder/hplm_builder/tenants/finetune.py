@@ -48,7 +48,8 @@ class TrainSettings:
     A batch is about `batch_examples` texts, see `packed_batches`. The weights of the epoch with the best dev score are kept,
     or of a later epoch that the task allows (`Task.late_epoch_tolerance`). A run ends `patience` epochs after the epoch it
     keeps, once a score is above 0. The adapters of a new tenant have a bottleneck of the hidden size over `reduction_factor`;
-    `fine_tune` does not read that, because it is handed bodies.
+    `fine_tune` does not read that, because it is handed bodies. Without `keeps_start`, an update keeps an epoch even if the
+    version that it goes on from is better.
     """
 
     epochs: int = 10
@@ -60,6 +61,7 @@ class TrainSettings:
     seed: int = 0
     patience: int = 5
     reduction_factor: int = REDUCTION_FACTOR
+    keeps_start: bool = True
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or not self.learning_rates or min(self.learning_rates) <= 0:
@@ -114,8 +116,9 @@ def fine_tune(
 
     `parts` are train, dev and test. A new head may be fitted before the body is trained, see
     `hplm_builder.tenants.head_start`. With `start`, the head goes on from it, and the untrained body and head are epoch 0:
-    nothing with a lower dev score is kept. After RACED_SHARE of its epochs a run ends as soon as its best dev score is not
-    above that of the `rival` until then. Raises ConfigError if training diverges at every rate, and what `report` raises.
+    nothing with a lower dev score is kept, unless the settings say so. After RACED_SHARE of its epochs a run ends as soon as
+    its best dev score is not above that of the `rival` until then. Raises ConfigError if training diverges at every rate, and
+    what `report` raises.
     """
     train, dev, test = parts
     fitted = [*examples_to_fit(train, settings.seed), *dev] if start is None and may_be_fitted(data) else []
@@ -271,7 +274,8 @@ class _Run:
             self._restore(saved)
         elif start is not None:
             self._head.go_on_from(start, self._scale)
-            self._start_score = self._judge(0, dev, ticker)
+            if settings.keeps_start:
+                self._start_score = self._judge(0, dev, ticker)
         elif may_be_fitted(self._data):
             if self._rival is None:
                 self._begin_with_a_fitted_head(train, dev, ticker)

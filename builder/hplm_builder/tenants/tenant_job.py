@@ -48,7 +48,7 @@ SHARES_WITH_TEACHER = {
 def make_tenant(job: Job, context: JobContext, data: LabelledData | None = None) -> dict[str, Any]:
     """Create or update a tenant, from `data` or else from the files of the request.
 
-    An update that makes the tenant no better publishes nothing, unless it trains `from_scratch`.
+    An update that makes the tenant no better publishes nothing, unless it trains `from_scratch` or is to publish anyway.
     """
     request, registry = job.request, context.registry
     name = request["tenant"]
@@ -263,6 +263,7 @@ def _settings(request: dict[str, Any], start: Tenant | None) -> TrainSettings:
             if asked not in (None, fixed):
                 raise BadManageRequestError(f"the tenant's {key} is {fixed}, an update cannot make it {asked}")
         given |= {"pooling": known.pooling, "reduction_factor": factor}
+        given["keeps_start"] = request.get("publish") != "anyway"
         # The seed splits off the dev data. Another seed would choose texts that the previous version has trained on.
         given.setdefault("seed", known.about.get("seed", 0))
     return TrainSettings(**given)
@@ -320,7 +321,8 @@ def _why(trained: Tenant) -> str:
     """Return why an update did not make its tenant better."""
     about, metric = trained.card.about, task_named(trained.card.task).metric
     if found := [row["dev"] for row in about["curve"] if math.isfinite(row["dev"])]:
-        return f"no better on dev ({metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f})"
+        compared = f"{metric} {about['scores'][f'dev_{metric}']:.3f}, now {max(found):.3f}"
+        return f"no better on dev ({compared}; `--publish anyway` publishes it all the same)"
     return "training diverged, choose a lower learning rate"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from hplm.core.numbers import rounded_down
 from hplm.reporting.terminal_text import visible
 from hplm_client.manage.answers import Cascade
 
@@ -31,7 +32,8 @@ def cascade_lines(cascade: Cascade) -> Iterator[str]:
         yield f"trained and not used: {', '.join(unused)}"
     promise = plan["promise"]
     yield (
-        f"promise: accuracy {promise['accuracy']:.3f} ({promise['right']:,} of {promise['examples']:,} examples right), "
+        f"promise: accuracy {rounded_down(promise['accuracy']):.3f} "
+        f"({promise['right']:,} of {promise['examples']:,} examples right), "
         f"mean latency {promise['latency_ms']:.1f} ms expected; asked for: {_asked(promise)}"
     )
     if len(plan["levels"]) > 1:

@@ -112,10 +112,17 @@ def format_value(name: str, value: Any) -> str:
     if isinstance(value, tuple | list):
         return ", ".join(map(str, value)) or "-"
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{key} {item:.3f}" if isinstance(item, float) else f"{key} {item}" for key, item in value.items()
-        )
+        return ", ".join(f"{key} {_format_item(key, item)}" for key, item in value.items())
     return str(value)
+
+
+def _format_item(key: str, item: Any) -> str:
+    """Return a value of a mapping for people: scores with three digits, rates without trailing zeros."""
+    if key == "expires_s" or isinstance(item, Mapping | bool) or item is None:
+        return format_value(key, item)
+    if isinstance(item, float):
+        return f"{item:,g}" if key.endswith("_per_s") else f"{item:.3f}"
+    return str(item)
 
 
 def result_lines(result: Mapping[str, Any]) -> Iterator[str]:

@@ -109,7 +109,7 @@ def show_domain(
     _print_verdict(domain.about.get("benefit", {}))
     for line in warning_lines(domain.about):
         say(line)
-    print_records(domain.versions, ("version", "created_s"), as_json=False)
+    print_records(domain.versions, ("version", "current", "created_s"), as_json=False)
 
 
 @app.command(name="list")

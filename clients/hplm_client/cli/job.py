@@ -9,7 +9,7 @@ import typer
 from hplm.reporting.terminal_text import say
 from hplm_client.cli.display import format_value, print_json, print_outcome, print_records, result_lines
 from hplm_client.cli.options import DEFAULT_URL, JsonOption, UrlOption, open_client
-from hplm_client.cli.submit_job import follow_job
+from hplm_client.cli.submit_job import end_unpublished, follow_job
 from hplm_client.manage.answers import Job
 
 app = typer.Typer(
@@ -69,7 +69,9 @@ def show_job(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFA
 
 @app.command()
 def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """Follow a job to its end. The exit status is 1 if the job fails or is cancelled. Ctrl-C ends the watch, not the job.
+    """Follow a job to its end. Ctrl-C ends the watch, not the job.
+
+    The exit status is 1 if the job fails or is cancelled, and 3 if an update is no better and publishes nothing.
 
     Over grpc:// the server sends every change; over http:// the command asks twice a second.
 
@@ -81,10 +83,11 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
     """
     with open_client(url) as client:
         if as_json:
-            client.wait(job, print_json)
+            event = client.wait(job, print_json)
         else:
-            follow_job(client, job, client.show_job(job).subject.replace(":", " "))
+            event = follow_job(client, job, client.show_job(job).subject.replace(":", " "))
             say(_describe(client.show_job(job)))
+        end_unpublished(event.result)
 
 
 @app.command()

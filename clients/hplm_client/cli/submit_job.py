@@ -31,6 +31,8 @@ from hplm_client.manage.client import ManageClient, Source
 
 # Exit status after Ctrl-C, as of a shell.
 INTERRUPTED = 130
+# Exit status after an update that is no better, so that the present version stays: scripts tell it from an error.
+UNPUBLISHED = 3
 
 
 def upload_files(
@@ -73,7 +75,7 @@ def submit_job(
     """Submit a job and follow it to its end. A dry run prints the plan. `has_files`: the job's request names files.
 
     Returns the job's result to show, or None for a dry run or a detached job. With `--json` the outcome is printed, also that
-    of a request or a job that failed, and the return value is None.
+    of a request or a job that failed, and the return value is None. Raises typer.Exit if the job has published nothing.
     """
     # The server drops the uploads however the job ends. Otherwise they would count against the room for uploads for a day.
     request = {**request, "drop_uploads": True} if has_files else request
@@ -96,8 +98,15 @@ def submit_job(
     event = follow_job(client, job, f"{kind} {request[kind]}", as_json=options.as_json)
     if options.as_json:
         print_json({"job": job, **dataclasses.asdict(event)})
+        end_unpublished(event.result)
         return None
     return event.result or {}
+
+
+def end_unpublished(result: Mapping[str, Any] | None) -> None:
+    """End the command with the status UNPUBLISHED if the job is done and has published nothing."""
+    if result is not None and result.get("published") is False:
+        raise typer.Exit(UNPUBLISHED)
 
 
 def _show_waiting(event: JobEvent) -> None:

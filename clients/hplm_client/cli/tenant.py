@@ -28,7 +28,7 @@ from hplm_client.cli.display import (
 )
 from hplm_client.cli.options import DEFAULT_URL, JobOptions, JsonOption, SeedOption, UrlOption, open_client
 from hplm_client.cli.students import StudentOptions
-from hplm_client.cli.submit_job import submit_job, upload_files
+from hplm_client.cli.submit_job import end_unpublished, submit_job, upload_files
 from hplm_client.manage.answers import TenantDetails
 
 app = CommandGroup(
@@ -210,19 +210,25 @@ def update(
         typer.Option(help="Domain of the tenant's texts. Default: its present domain, in its newest version."),
     ] = None,
     proof: ProofOption = None,
+    publish: Annotated[
+        Literal["better", "anyway"],
+        typer.Option(help="better: publish only a version that is better on --dev; anyway: also one that is not."),
+    ] = "better",
 ) -> None:
     """Fine-tune a tenant's next version on the same labels. The server serves the present version until then.
 
-    A version that is no better on dev is not published, and the present version stays. The levels of a cascade are updated as
-    one, and their target is proved again; without proof the present versions stay.
+    A version that is no better on dev is not published: the present version stays, and the exit status is 3. The levels of a
+    cascade are updated as one, and their target is proved again; without proof the present versions stay.
 
     Examples:
 
       hplm tenant update acme --train more.csv
 
       hplm tenant update acme --train more.csv --epochs 5 --json
+
+      hplm tenant update acme --train newer.csv --publish anyway
     """
-    request = {"tenant": name, "domain": domain, "target": target.named or None}
+    request = {"tenant": name, "domain": domain, "target": target.named or None, "publish": publish}
     _submit("tenant.update", request, training, job, proof=proof)
 
 
@@ -308,7 +314,7 @@ def show_tenant(
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Show a tenant's bases with their versions, a version's domain and scores, and the versions that it can go back to.
+    """Show a tenant's bases, a version's domain and scores, and all kept versions: which are current, which it can go back to.
 
     Also the tenant's texts of the last hour and day by outcome, as counted on the server's machine.
 
@@ -339,7 +345,7 @@ def show_tenant(
         say(f"last {period}: {', '.join(f'{count:,} {outcome}' for outcome, count in counts.items())}")
     for line in (*width_and_baselines(tenant.about), *student_lines(tenant.about), *warning_lines(tenant.about)):
         say(line)
-    print_records(tenant.versions, ("version", "base", "created_s", "scores"), as_json=False)
+    print_records(tenant.versions, ("version", "current", "base", "created_s", "scores"), as_json=False)
 
 
 @app.command(name="list")
@@ -470,11 +476,14 @@ def _submit(
         data = upload_files(client, files, job, columns)
         request = {**request, "data": data, "columns": columns.named, "settings": settings}
         if (result := submit_job(client, action, request, job)) is not None:
-            for line in (*warning_lines(result), *filter(None, [result.get("why")])):
+            for line in warning_lines(result):
                 say(line)
+            if result.get("published") is False:
+                say(f"not published: {result['why']}")
             for line in (*width_and_baselines(result), *student_lines(result)):
                 say(line)
             _print_summary(client.show_tenant(request["tenant"], base=request.get("base")))
+            end_unpublished(result)
 
 
 def _print_summary(tenant: TenantDetails) -> None:

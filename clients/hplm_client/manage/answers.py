@@ -56,12 +56,16 @@ class Job(JobEvent):
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a tenant or domain. `base` is empty for a domain's version, whose base is the domain's."""
+    """A version of a tenant or domain. `base` is empty for a domain's version, whose base is the domain's.
+
+    `current`: requests that name this base get this version, and new tenants stand on this version of a domain.
+    """
 
     version: int
     created_s: float
     scores: dict[str, float] = field(default_factory=dict)
     base: str = ""
+    current: bool = False
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,18 @@ class NewKey(AccessKey):
 
 
 @dataclass(frozen=True)
+class RevokedKey(AccessKey):
+    """A key that was just revoked. All servers refuse it by `refused_by_s`."""
+
+    refused_by_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class AuditEntry:
     """A manage request in the audit log: when, the id of its key and the role, what, and `ok` or the code of an error.
 
-    `times` equal requests are one entry.
+    `times` equal requests are one entry. `details` says what was changed: of a key its id, tenant, role and expiry, of limits
+    their values, of a training its job.
     """
 
     seq: int
@@ -202,6 +214,7 @@ class AuditEntry:
     subject: str
     outcome: str
     times: int = 1
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

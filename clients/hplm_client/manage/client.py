@@ -20,6 +20,7 @@ from hplm_client.manage.answers import (
     JobEvent,
     NewKey,
     Plan,
+    RevokedKey,
     Tenant,
     TenantDetails,
     Upload,
@@ -168,6 +169,7 @@ class ManageClient:
         domain: str | None = None,
         base: str | None = None,
         proof: SourceOrUpload | None = None,
+        publish: str | None = None,
         text_column: str | None = None,
         pair_column: str | None = None,
         label_column: str | None = None,
@@ -176,13 +178,14 @@ class ManageClient:
         """Fine-tune a tenant's next version on the same labels, by default over its domain. Returns the job's id.
 
         Name unusual columns as for `create_tenant`; the server does not remember those of the previous version. A version that
-        is no better on dev is not published: `published` in the job's result is false, and `why` says the reason. All levels
-        of a cascade are updated as one, and their accuracy is proved again. If they do not prove the target, nothing is
-        published. The students of a tenant are trained again, by the options that they were made with.
+        is no better on dev is not published: `published` in the job's result is false, and `why` says the reason. With
+        `publish` "anyway" it is published all the same. All levels of a cascade are updated as one, and their accuracy is
+        proved again. If they do not prove the target, nothing is published in any case. The students of a tenant are trained
+        again, by the options that they were made with.
         """
         data = _sources(train=train, dev=dev, test=test, unlabelled=unlabelled, proof=proof)
         columns = _without_none(text=text_column, pair=pair_column, label=label_column) or None
-        request = {"domain": domain, "base": base, "settings": settings}
+        request = {"domain": domain, "base": base, "publish": publish, "settings": settings}
         return self._submit("tenant.update", tenant=tenant, data=data, columns=columns, **request)
 
     def train_students(
@@ -421,9 +424,9 @@ class ManageClient:
             if len(page) < PAGE_SIZE:
                 return keys
 
-    def revoke_key(self, key_id: str) -> AccessKey:
+    def revoke_key(self, key_id: str) -> RevokedKey:
         """Revoke a key by its id; all servers refuse it within a second. Raises UnknownKeyError. Needs an admin's key."""
-        return parse_answer(AccessKey, self.ask("key.revoke", key=key_id)["key"])
+        return parse_answer(RevokedKey, self.ask("key.revoke", key=key_id)["key"])
 
     def audit(self, *, key: str | None = None, subject: str | None = None, limit: int = 100) -> list[AuditEntry]:
         """Return at most `limit` entries of the audit log, newest first: of a key's id or a subject such as `tenant:films`."""

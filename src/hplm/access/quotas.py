@@ -29,6 +29,9 @@ from hplm.store.layout import Store
 
 # The variable by which `hplm serve` names the file to its stages. So quotas outlive a Triton that is started again.
 FILE_VARIABLE = "HPLM_QUOTA_FILE"
+# The variable by which `hplm profile` switches limits off in the server that it starts for itself. It is set
+# by the process that starts the server: no header or parameter of a request can set the variable.
+OFF_VARIABLE = "HPLM_LIMITS_OFF"
 # Prefix of the names of these files in shared memory.
 PREFIX = "hplm-quotas-"
 # Seconds after its making during which a file without users is left, because its server may be about to start.
@@ -107,9 +110,11 @@ class Quotas:
     Raises RegistryError on construction. Methods that charge raise ConfigError if the file of quotas cannot be made.
     """
 
-    def __init__(self, store: Store, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """The file at `path` is made with the first request that is limited."""
-        self._clock = clock
+    def __init__(
+        self, store: Store, path: Path, *, is_off: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """The file at `path` is made with the first request that is limited. With `is_off` none is."""
+        self._clock, self._is_off = clock, is_off
         self._book = LimitBook(store)
         self._path = path
         self._opened: QuotaFile | None = None
@@ -138,6 +143,9 @@ class Quotas:
                     ) from error
             return self._opened
 
+    def _limits_of(self, tenant: str) -> Limits | None:
+        return None if self._is_off else self._book.of(tenant)
+
     def take(self, texts: Sequence[TextCost]) -> Held | None:
         """Take a client's request of one or several texts; None if nothing is limited. The caller ends what it gets.
 
@@ -156,7 +164,7 @@ class Quotas:
     def _take(self, tokens_by_tenant: Mapping[str, int], is_taken: Callable[[str], bool]) -> Held | None:
         shares: list[_Share] = []
         for tenant, tokens in tokens_by_tenant.items():
-            if (limits := self._book.of(tenant)) is None:
+            if (limits := self._limits_of(tenant)) is None:
                 continue
             refusal = None if is_taken(tenant) else self._file.take(tenant, limits, tokens, self._clock())
             if refusal is not None:
@@ -168,7 +176,7 @@ class Quotas:
 
     def correct(self, tenant: str, charge: Charge, tokens: int) -> None:
         """Charge the tokens of a text that was tokenised in place of `charge`. A repeated charge gives nothing back."""
-        if (limits := self._book.of(tenant)) is None or limits.tokens_per_s is None:
+        if (limits := self._limits_of(tenant)) is None or limits.tokens_per_s is None:
             return
         difference = tokens - charge.tokens
         if charge.is_repeated:
@@ -185,7 +193,8 @@ def estimated_tokens(texts: Sequence[bytes], most: int) -> int:
 def open_quotas(store: Store, server: int) -> Quotas:
     """Return the quotas of a stage of a Triton process `server`. Raises RegistryError."""
     named = os.environ.get(FILE_VARIABLE)
-    return Quotas(store, Path(named) if named else file_of(store, numbered(server)))
+    path = Path(named) if named else file_of(store, numbered(server))
+    return Quotas(store, path, is_off=os.environ.get(OFF_VARIABLE) == "1")
 
 
 def file_of(store: Store, name: str) -> Path:

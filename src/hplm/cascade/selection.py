@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from hplm.cascade.candidates import Candidate
 from hplm.cascade.plan import OnLate
 from hplm.cascade.promise import examples_needed, proved_accuracy, right_needed
+from hplm.core.numbers import rounded_down
 from hplm.errors import ConfigError, ContractError
 
 # Without a target for accuracy, the accuracy may be so far below the best candidate's.
 MOST_BELOW_BEST = 0.01
+# The least accuracy that is offered, because `hplm tenant target` takes no smaller one.
+LEAST_OFFER = 0.01
 
 
 @dataclass(frozen=True)
@@ -35,24 +38,20 @@ class CascadeTarget:
             raise ConfigError(f"latency_ms must be above 0, got {self.latency_ms}")
 
 
-def select_candidate(
+def choose_candidate(
     candidates: Sequence[Candidate], target: CascadeTarget, select_examples: int, proof_examples: int
-) -> Candidate:
+) -> Candidate | None:
     """Return the candidate with the lowest mean latency that will probably prove the target on `proof_examples` examples.
 
     Probably means: the share of right answers that the proof needs lies at least one standard error below the candidate's
     accuracy on `select_examples`. A candidate that just meets the share fails half of the proofs. If there is no such
-    candidate, the most accurate one is taken, if its accuracy is at least the share. Raises ContractError with the nearest
-    offer.
+    candidate, the most accurate one is taken, if its accuracy is at least the share. None if no candidate will do.
     """
-    fast = [one for one in candidates if target.latency_ms is None or one.latency_ms <= target.latency_ms]
-    accuracy = target.accuracy
-    if accuracy is None:
-        if not fast:
-            raise ContractError(f"{_asked(target)} cannot be promised: {_offer_of_time(candidates)}")
-        most = max(one.accuracy for one in fast)
-        return min((one for one in fast if one.accuracy >= most - MOST_BELOW_BEST), key=_speed)
-    needed = right_needed(accuracy, proof_examples)
+    fast = _within(candidates, target.latency_ms)
+    if target.accuracy is None:
+        most = max((one.accuracy for one in fast), default=0.0)
+        return min((one for one in fast if one.accuracy >= most - MOST_BELOW_BEST), key=_speed, default=None)
+    needed = right_needed(target.accuracy, proof_examples)
     share = math.inf if needed is None else needed / proof_examples
 
     def cautious(one: Candidate) -> float:
@@ -63,40 +62,77 @@ def select_candidate(
 
     if likely := [one for one in fast if cautious(one) >= share]:
         return min(likely, key=_speed)
-    if possible := [one for one in fast if one.accuracy >= share]:
-        return max(possible, key=_quality)
-    offers = []
-    if slower := [one for one in candidates if cautious(one) >= share]:
-        offers.append(_offer(f"{accuracy:.3f}", min(slower, key=_speed).latency_ms))
-    best = max(fast or candidates, key=_quality)
-    if (right := math.floor(cautious(best) * proof_examples)) > 0:
-        bound = float(proved_accuracy(right, proof_examples))
-        offers.append(_offer(_floor(min(bound, accuracy)), best.latency_ms))
-    why = _too_few(best.accuracy, accuracy, proof_examples, "" if target.latency_ms is None else " within that time")
-    if not fast:
-        why = f"the fastest candidate takes {_ceil(min(candidates, key=_speed).latency_ms)} ms"
-    # Both offers are the same if the fastest candidate is also the most accurate one.
-    nearest = " or ".join(dict.fromkeys(offers)) or "a promise without a target"
+    return max((one for one in fast if one.accuracy >= share), key=_quality, default=None)
+
+
+def select_candidate(
+    candidates: Sequence[Candidate],
+    target: CascadeTarget,
+    select_examples: int,
+    proof_examples: int,
+    count_right: Callable[[Candidate], int],
+) -> Candidate:
+    """Return the candidate of `choose_candidate`, if the examples of the proof prove the target's accuracy.
+
+    `count_right` returns how many of them a candidate answers right. Raises ContractError with the nearest offers. An offer
+    holds when it is asked for: it was chosen and proved in the same way.
+    """
+
+    def proves(one: Candidate, accuracy: float) -> bool:
+        return float(proved_accuracy(count_right(one), proof_examples)) >= accuracy
+
+    def choose(asked: CascadeTarget) -> Candidate | None:
+        return choose_candidate(candidates, asked, select_examples, proof_examples)
+
+    def offer(accuracy: float, latency_ms: float | None) -> str | None:
+        if accuracy < LEAST_OFFER:
+            return None
+        asked = replace(target, accuracy=accuracy, latency_ms=latency_ms)
+        if (found := choose(asked)) is None:
+            return None
+        # The offered time may be asked for too. It is rounded up, and may let in another candidate.
+        within = _ceil(found.latency_ms)
+        in_time = choose(replace(asked, latency_ms=float(within))) or found
+        is_proved = proves(found, accuracy) and proves(in_time, accuracy)
+        return f"accuracy {accuracy:.3f} within {within} ms" if is_proved else None
+
+    chosen, accuracy = choose(target), target.accuracy
+    if chosen is not None and (accuracy is None or proves(chosen, accuracy)):
+        return chosen
+    if accuracy is None:
+        raise ContractError(f"{_asked(target)} cannot be promised: {_offer_of_time(candidates)}")
+    fast = _within(candidates, target.latency_ms)
+    slower = None if target.latency_ms is None else offer(rounded_down(accuracy), None)
+    lower = None
+    if fast or slower is None:
+        best = max(fast or candidates, key=_quality)
+        # No candidate is chosen for more than its accuracy on dev would prove.
+        most = rounded_down(float(proved_accuracy(math.floor(best.accuracy * proof_examples), proof_examples)))
+        steps = range(round(1000 * min(most, rounded_down(accuracy))), 0, -1)
+        limit_ms = target.latency_ms if fast else None
+        lower = next(filter(None, (offer(step / 1000, limit_ms) for step in steps if step / 1000 < accuracy)), None)
+    nearest = " or ".join(filter(None, (slower, lower))) or "a promise without a target"
+    if chosen is not None:
+        right = count_right(chosen)
+        bound = rounded_down(float(proved_accuracy(right, proof_examples)))
+        likely, more = min(chosen.accuracy, right / proof_examples), ""
+        if likely > accuracy and (number := examples_needed(accuracy, likely)):
+            more = f"; about {number:,} proof examples are needed if {likely:.3f} of them are right"
+        raise ContractError(
+            f"{_asked(target)} is not proved: {right:,} of {proof_examples:,} proof examples were right, which proves "
+            f"{bound:.3f}; the nearest offer is {nearest}{more}"
+        )
+    within = "" if target.latency_ms is None else " within that time"
+    why = (
+        _too_few(max(fast, key=_quality).accuracy, accuracy, proof_examples, within)
+        if fast
+        else f"the fastest candidate takes {_ceil(min(candidates, key=_speed).latency_ms)} ms"
+    )
     raise ContractError(f"{_asked(target)} cannot be promised: {why}; the nearest offer is {nearest}")
 
 
-def broken_promise(
-    target: CascadeTarget, right: int, examples: int, expected: float, latency_ms: float
-) -> ContractError:
-    """Return the error for a cascade that did not prove the target's accuracy: `right` of `examples` were right.
-
-    `expected` is its accuracy on dev.
-    """
-    assert target.accuracy is not None
-    bound = float(proved_accuracy(right, examples))
-    more = ""
-    likely = min(expected, right / examples)
-    if likely > target.accuracy and (number := examples_needed(target.accuracy, likely)):
-        more = f"; about {number:,} proof examples are needed if {likely:.3f} of them are right"
-    return ContractError(
-        f"{_asked(target)} is not proved: {right:,} of {examples:,} proof examples were right, which proves {_floor(bound)}; "
-        f"the nearest offer is {_offer(_floor(bound), latency_ms)}{more}"
-    )
+def _within(candidates: Sequence[Candidate], latency_ms: float | None) -> list[Candidate]:
+    return [one for one in candidates if latency_ms is None or one.latency_ms <= latency_ms]
 
 
 def _too_few(expected: float, accuracy: float, examples: int, within: str) -> str:
@@ -115,7 +151,7 @@ def _too_few(expected: float, accuracy: float, examples: int, within: str) -> st
 
 def _offer_of_time(candidates: Sequence[Candidate]) -> str:
     fastest = min(candidates, key=_speed)
-    return f"the nearest offer is {_offer(f'{fastest.accuracy:.3f} on dev', fastest.latency_ms)}"
+    return f"the nearest offer is accuracy {fastest.accuracy:.3f} on dev within {_ceil(fastest.latency_ms)} ms"
 
 
 def _asked(target: CascadeTarget) -> str:
@@ -127,17 +163,9 @@ def _asked(target: CascadeTarget) -> str:
     return " within ".join(parts)
 
 
-def _offer(accuracy: str, latency_ms: float) -> str:
-    return f"accuracy {accuracy} within {_ceil(latency_ms)} ms"
-
-
 def _ceil(latency_ms: float) -> str:
     # The time is rounded up, so that asking for the offer is enough.
     return f"{math.ceil(latency_ms * 10) / 10:g}"
-
-
-def _floor(accuracy: float) -> str:
-    return f"{math.floor(accuracy * 1000) / 1000:.3f}"
 
 
 def _speed(one: Candidate) -> tuple[float, float]:

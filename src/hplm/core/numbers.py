@@ -85,3 +85,8 @@ def read_numbers(texts: Iterable[str]) -> NumberColumn:
     also = next((text for text, plain in read[best].items() if any(rival[text] != plain for rival in rivals)), "")
     other = frozenset().union(*read.values()) - read[best].keys()
     return NumberColumn(best, read[best], other, also)
+
+
+def rounded_down(accuracy: float) -> float:
+    """Return an accuracy with three digits that is at most `accuracy`, so that what is printed holds. 0.57 stays 0.57."""
+    return math.floor(round(accuracy * 1000, 6)) / 1000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from hplm.access.gate import SERVER, is_server
 from hplm.access.key_ring import REFUSED_ACTION, KeyRing
@@ -39,10 +40,11 @@ PROBED = f"job:{wire.NO_JOB}"
 
 @dataclass
 class Note:
-    """The action and subject of a request under way, as far as they are known."""
+    """The action and subject of a request under way, as far as they are known, and the details of what it changed."""
 
     action: str = "?"
     subject: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ManageAccess:
@@ -106,7 +108,9 @@ class ManageAccess:
                 # Without the subject, which a refused caller chooses freely, a flood of refused requests is one entry.
                 subject = "" if outcome == ForbiddenError.code else note.subject
                 changed = outcome == "ok" and is_change(note.action)
-                self._log.note(caller.key_id, caller.role, note.action, subject, outcome, is_change=changed)
+                self._log.note(
+                    caller.key_id, caller.role, note.action, subject, outcome, note.details, is_change=changed
+                )
 
     def note_unread(self, caller: Caller, error: HplmError) -> None:
         """Note a request that was refused before it was read, though its key is valid."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from hplm.errors import HplmError
 from hplm.manage.rights import CHANGES
@@ -68,12 +69,20 @@ class AuditLog:
         self._is_started = False
 
     def note(
-        self, key: str | None, role: str | None, action: str, subject: str, outcome: str, *, is_change: bool
+        self,
+        key: str | None,
+        role: str | None,
+        action: str,
+        subject: str,
+        outcome: str,
+        details: Mapping[str, Any] | None = None,
+        *,
+        is_change: bool,
     ) -> None:
         """Add an entry. That of a change is in the registry when the call returns, unless the registry cannot be written."""
         with self._changed:
             waiting = self._changes if is_change else self._others
-            waiting.add(AuditEntry(self._clock(), key, role, action, subject, outcome))
+            waiting.add(AuditEntry(self._clock(), key, role, action, subject, outcome, details=details or {}))
             if not self._is_started:
                 try:
                     self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hplm.access.keys import new_key
@@ -12,6 +13,8 @@ from hplm.registry.access.limits import DEFAULT
 from hplm.registry.registry import Registry
 
 Answer = dict[str, Any]
+# Seconds within which all servers refuse a revoked key: they poll the registry every 0.2 s.
+REFUSED_WITHIN_S = 1.0
 
 
 def create(request: requests.CreateKey, registry: Registry, now_s: float) -> Answer:
@@ -29,8 +32,10 @@ def listing(request: requests.ListKeys, registry: Registry) -> Answer:
     return {"keys": [view(key) for key in found]}
 
 
-def revoke(request: requests.OfKey, registry: Registry, now_s: float) -> Answer:
-    return {"key": view(registry.revoke_key(request.key, now_s))}
+def revoke(request: requests.OfKey, registry: Registry, clock: Callable[[], float]) -> Answer:
+    """Revoke a key. The answer says by when all servers refuse it, counted from the end of the transaction."""
+    revoked = registry.revoke_key(request.key, clock())
+    return {"key": {**view(revoked), "refused_by_s": clock() + REFUSED_WITHIN_S}}
 
 
 def limit(request: requests.LimitTenant, registry: Registry) -> Answer:

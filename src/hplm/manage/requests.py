@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hplm.access.roles import OperatorRole, Scope
 from hplm.core.columns import Columns
@@ -70,6 +70,7 @@ class FineTune(ManageRequest):
     """A request to train a new tenant over the current version of a domain, or a tenant's next version, whose labels stay.
 
     `columns` names the columns of all files. `drop_uploads`: the uploads are dropped when the job ends, however it ends.
+    With `publish` "anyway" an update publishes also a version that is no better on dev.
     A tenant with `levels`, the names of bases from small to large, gets a cascade for its `target`. A tenant with `students`
     gets students over the trunk `base`.
     """
@@ -84,6 +85,7 @@ class FineTune(ManageRequest):
     students: StudentOptions | None = None
     task: str | None = None
     settings: TuneSettings = field(default_factory=TuneSettings)
+    publish: Literal["better", "anyway"] = "better"
     dry_run: bool = False
     drop_uploads: bool = False
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hplm.access.roles import Right
 from hplm.manage import requests
 
@@ -66,6 +69,25 @@ def subject_of(request: requests.ManageRequest) -> str:
         if (name := getattr(request, kind, None)) is not None:
             return f"{kind}:{name}"
     return ""
+
+
+def details_of(action: str, request: requests.ManageRequest, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a request has changed beyond its subject, for the audit log. A key's secret is never in it."""
+    match request:
+        case requests.CreateKey() | requests.OfKey():
+            return {name: answer["key"][name] for name in ("id", "tenant", "role", "expires_s")}
+        case requests.LimitTenant():
+            values = {name: value for name, value in vars(request.limits).items() if value is not None}
+            return {"cleared": True} if request.clear else values
+        case requests.RollBackTenant():
+            return {"bases": answer["bases"]}
+        case requests.LeastStudents():
+            return {"least": request.least}
+        case requests.FineTune() | requests.Retarget() | requests.Pretrain():
+            return {"job": answer["job"]}
+        case requests.OfTenant() | requests.OfDomain() if is_change(action) and request.base is not None:
+            return {"base": request.base}
+    return {}
 
 
 def bases_of(request: requests.ManageRequest) -> set[str]:

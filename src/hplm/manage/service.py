@@ -34,6 +34,7 @@ from hplm.manage.file_survey import survey
 from hplm.manage.job_inputs import locate, pinned
 from hplm.manage.request_parts import Source, given
 from hplm.manage.requests import parse_request
+from hplm.manage.rights import details_of
 from hplm.manage.uploads import Uploads
 from hplm.metering.recent_counts import DAY, HOUR, read_recent
 from hplm.registry.records import PLAN, UNFINISHED, Job, TenantVersion
@@ -98,7 +99,9 @@ class ManageService:
             check_bases(caller, request, lambda base: self._is_on(caller, base))
             if isinstance(request, requests.OfJob):
                 check_job(caller, lambda: self._registry.job(request.job).subject)
-            return {"ok": True, **self.ACTIONS[action][1](self, request)}
+            answer = self.ACTIONS[action][1](self, request)
+            note.details = details_of(action, request, answer)
+            return {"ok": True, **answer}
 
     def note_unread(self, caller: Caller, error: HplmError) -> None:
         """Note in the audit log a request of an admitted caller that was refused before it was read."""
@@ -153,6 +156,8 @@ class ManageService:
         self._check_room()
         name = request.tenant
         students.check_request(request, kind)
+        if request.publish == "anyway" and kind != "tenant.update":
+            raise BadManageRequestError(f"`publish` is for tenant.update: {kind} publishes what it makes, leave it out")
         cascade = None
         replaced: dict[str, TenantVersion] = {}
         if kind == "tenant.update":
@@ -200,6 +205,7 @@ class ManageService:
             # On its domain at the time the job begins.
             "stays": bool(replaced) and request.domain is None,
             "task": request.task,
+            "publish": request.publish,
             "data": {part: pinned(source, self._settings) for part, source in files.items()},
             "columns": request.columns.named,
             "most_data_bytes": self._settings.max_data_bytes,
@@ -454,7 +460,7 @@ class ManageService:
             record = self._registry.tenant(request.tenant, request.base)
             cascade = self._registry.cascade_of(request.tenant)
         versions = [
-            {**views.version(version), "base": version.base}
+            {**views.version(version, record.bases.get(version.base)), "base": version.base}
             for version in self._registry.tenant_versions(request.tenant)
         ]
         shown = {**views.tenant(record), "about": record.current.about, "versions": versions}
@@ -476,7 +482,7 @@ class ManageService:
         with self._naming_its_job(f"domain:{base}/{request.domain}"):
             record = self._registry.domain(base, request.domain)
         versions = self._registry.domain_versions(base, request.domain)
-        shown = [views.version(version) for version in versions]
+        shown = [views.version(version, record.current.number) for version in versions]
         return {"domain": {**views.domain(record), "about": record.current.about, "versions": shown}}
 
     def _list_domains(self, request: requests.ListDomains) -> Answer:
@@ -533,7 +539,7 @@ class ManageService:
         return keys.listing(request, self._registry)
 
     def _revoke_key(self, request: requests.OfKey) -> Answer:
-        return self._after_key_change(keys.revoke(request, self._registry, self._clock()))
+        return self._after_key_change(keys.revoke(request, self._registry, self._clock))
 
     def _after_key_change(self, answer: Answer) -> Answer:
         # The change is made, so an error is ignored: the next poll hears of it.

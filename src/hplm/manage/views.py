@@ -69,7 +69,7 @@ def domain(record: DomainRecord) -> dict[str, Any]:
     return {"name": record.name, "base": record.base, "parent": record.parent, "version": record.current.number}
 
 
-def version(record: TenantVersion | DomainVersion) -> dict[str, Any]:
-    """Return one line of a history."""
+def version(record: TenantVersion | DomainVersion, current: int | None) -> dict[str, Any]:
+    """Return one line of a history; `current` is the number of the version that is served."""
     scores = {"scores": record.about["scores"]} if "scores" in record.about else {}
-    return {"version": record.number, "created_s": record.created_s, **scores}
+    return {"version": record.number, "created_s": record.created_s, "current": record.number == current, **scores}

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 # The newest migration. Its number before the dot is the format of stores: an older registry is built anew, not migrated.
-HEAD = "2.0005"
+HEAD = "2.0006"
 
 # Both databases compare names byte by byte: listings page through names, and a prefix is a range of names.
 Name = Text().with_variant(Text(collation="C"), "postgresql")
@@ -210,8 +210,8 @@ leases = Table(
 )
 
 # Manage requests and commands that change the registry: who asked, what, and the outcome (`ok`, or the code of an error).
-# `key` and `role` are null if no key was needed or the key was not valid. `times` equal requests are one entry. There is no
-# foreign key, because entries outlive keys.
+# `key` and `role` are null if no key was needed or the key was not valid. `times` equal requests are one entry.
+# `details` has what was changed, without secrets. There is no foreign key, because entries outlive keys.
 audit = Table(
     "audit",
     metadata,
@@ -223,6 +223,7 @@ audit = Table(
     Column("subject", Text, nullable=False),
     Column("outcome", Text, nullable=False),
     Column("times", Integer, nullable=False),
+    Column("details", Json, nullable=False, server_default=text("'{}'")),
     Index("audit_by_time", "at_s"),
     sqlite_autoincrement=True,
 )

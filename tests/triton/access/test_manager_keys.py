@@ -132,6 +132,8 @@ def test_requests_are_in_the_audit_log_by_key(place: Place, url: str, admin: str
         revoked, created = manage.audit(key=parsed.id, limit=2)
         assert (created.action, created.subject, created.outcome) == ("key.create", f"tenant:{OTHER}", "ok")
         assert (revoked.action, revoked.subject, revoked.role) == ("key.revoke", f"key:{made.id}", "admin")
+        of_key = {"id": made.id, "tenant": OTHER, "role": "infer", "expires_s": None}
+        assert (created.details, revoked.details) == (of_key, of_key)
 
 
 def test_commands_take_the_key_from_the_environment(

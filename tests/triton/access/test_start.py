@@ -40,8 +40,11 @@ def test_hplm_serve_with_keys_asks_its_tenants_itself(models: Path, hplm: Hplm) 
     assert {one["tenant"] for one in json.loads(done.stdout)} == set(tiny.TASKS)
 
 
-def test_hplm_serve_starts_nothing_that_other_machines_reach_without_keys(models: Path, hplm: Hplm) -> None:
-    done = hplm("serve", "--models", str(models), "--host", "0.0.0.0")
+@pytest.mark.parametrize("check", [(), ("--check",)])
+def test_hplm_serve_starts_nothing_that_other_machines_reach_without_keys(
+    models: Path, hplm: Hplm, check: tuple[str, ...]
+) -> None:
+    done = hplm("serve", *check, "--models", str(models), "--host", "0.0.0.0")
     assert done.returncode != 0
     assert "START_FAILED: --host 0.0.0.0: other machines could call every tenant" in done.stderr
 

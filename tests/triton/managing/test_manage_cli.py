@@ -91,18 +91,29 @@ def test_a_tenant_goes_through_its_life(terminal: Terminal, place: Place) -> Non
         printed = terminal.out("tenant", "create", "acme", "--train", str(place.rows), *FAST)
         assert "tenant acme is at version" in printed
         assert ": classification of 2 labels, dev_accuracy" in printed
-        again = terminal.out("tenant", "update", "acme", "--train", str(place.rows), "--learning-rate", "1e-7")
-        assert "no better on dev (accuracy" in again
+        no_better = ("tenant", "update", "acme", "--train", str(place.rows), "--learning-rate", "1e-7")
+        kept = terminal.run(*no_better)
+        assert (kept.exit_code, "not published: no better on dev (accuracy" in kept.stdout) == (3, True)
+        assert "`--publish anyway` publishes it all the same): version " in kept.stdout
+        kept = terminal.run(*no_better, "--json")
+        job = json.loads(kept.stdout)
+        assert (kept.exit_code, job["result"]["published"]) == (3, False)
+        assert terminal.run("job", "watch", job["job"]).exit_code == 3
+        (anyway,) = terminal.json(*no_better, "--publish", "anyway")
+        assert (anyway["result"]["published"], anyway["result"]["version"]) == (True, job["result"]["version"] + 1)
         (event,) = terminal.json("tenant", "update", "acme", "--train", str(swapped(place.rows)), *LEARNING)
     assert event["state"] == "done"
     second = event["result"]["version"]
     (shown,) = terminal.json("tenant", "show", "acme")
-    first = shown["versions"][0]["version"]
+    first = shown["versions"][-2]["version"]
     assert shown["version"] == second
+    assert [kept["version"] for kept in shown["versions"] if kept["current"]] == [second]
     assert "acme" in terminal.out("tenant", "list", "--prefix", "ac")
     assert terminal.json("tenant", "rollback", "acme") == [
         {"tenant": "acme", "version": first, "bases": {shown["base"]: first}}
     ]
+    table = [line.split() for line in terminal.out("tenant", "show", "acme").splitlines()]
+    assert [row[:2] for row in table[-3:]] == [[str(first - 1), "no"], [str(first), "yes"], [str(second), "no"]]
     assert f"at version {second}" in terminal.out("tenant", "rollback", "acme", "--version", str(second))
     assert terminal.out("tenant", "students", "acme", "--least", "2").endswith(
         "at least 2 students answer each text of tenant acme\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm_cli import make_app
 from hplm_cli.key import parse_duration
+from hplm_cli.store_requests import open_manager
 from tests.unit.hplm.registry.making import publish, publish_root
 
 
@@ -80,7 +82,10 @@ def test_a_key_is_revoked_by_its_id_or_whole(store: Store) -> None:
         parsed = parse(key.encode())
         assert parsed is not None
         done = run(store, "key", "revoke", key if whole else parsed.id)
-        assert done.stdout == f"key {parsed.id} is revoked\n"
+        said = f"key {parsed.id} is revoked: all servers refuse it by "
+        assert done.stdout.startswith(said)
+        refused_by = datetime.fromisoformat(done.stdout.removeprefix(said).strip())
+        assert abs(refused_by.timestamp() - time.time()) < 60
         with closing(Registry.open(store)) as registry:
             assert registry.key(parsed.id).revoked_s is not None
 
@@ -127,6 +132,36 @@ def test_commands_on_the_store_are_in_the_audit_log(store: Store) -> None:
     assert "key.create" in table
     assert "nobody" not in table
     assert key not in table
+    assert key.rpartition("_")[2] not in json.dumps(entries)
+
+
+def test_the_audit_log_says_which_key_was_made_or_revoked_and_what_limits_were_set(store: Store) -> None:
+    key = json.loads(run(store, "key", "create", "films", "--scope", "manage", "--expires", "90d", "--json").stdout)
+    operator = json.loads(run(store, "key", "create", "--operator", "read", "--json").stdout)
+    run(store, "key", "revoke", operator["id"])
+    with open_manager("", store.root, "", as_json=False) as client:
+        client.limit_tenant("films", requests_per_s=50, concurrent=3)
+        client.limit_tenant("films", clear=True)
+        client.limit_tenant("films")
+    entries = [json.loads(line) for line in run(store, "audit", "--json").stdout.splitlines()]
+    of_operator = {"id": operator["id"], "tenant": None, "role": "read", "expires_s": None}
+    assert [entry["details"] for entry in reversed(entries)] == [
+        {"id": key["id"], "tenant": "films", "role": "manage", "expires_s": key["expires_s"]},
+        of_operator,
+        of_operator,
+        {"requests_per_s": 50.0, "concurrent": 3},
+        {"cleared": True},
+        {},
+    ]
+    table = run(store, "audit").stdout
+    expires = datetime.fromtimestamp(key["expires_s"]).isoformat(sep=" ", timespec="seconds")
+    for said in (
+        f"id {key['id']}, tenant films, role manage, expires_s {expires}",
+        f"id {operator['id']}, tenant -, role read, expires_s -",
+        "requests_per_s 50, concurrent 3",
+        "cleared yes",
+    ):
+        assert said in table
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90d", 90 * 86_400), ("12h", 43_200), ("30m", 1800), ("45s", 45)])

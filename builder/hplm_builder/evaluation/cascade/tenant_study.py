@@ -12,8 +12,7 @@ from hplm.cascade.candidates import MOST_P75, Candidate, find_candidates
 from hplm.cascade.level_outputs import CascadeOutputs
 from hplm.cascade.plan import CascadePlan
 from hplm.cascade.promise import proved_accuracy
-from hplm.cascade.selection import MOST_BELOW_BEST, CascadeTarget, select_candidate
-from hplm.errors import ContractError
+from hplm.cascade.selection import MOST_BELOW_BEST, CascadeTarget, choose_candidate
 from hplm.profiles.profile import Profile
 from hplm.reporting.progress import Report
 from hplm.tasks.task import log_softmax
@@ -76,7 +75,8 @@ def study_tenant(
     task, outputs, test = tenant.task, found.outputs, found.test
     times = TextTimes(profiles, logic_ms)
     allowed = _candidates(outputs, profiles)
-    chosen = select_candidate(allowed, CascadeTarget(), len(outputs.select), len(outputs.proof))
+    chosen = choose_candidate(allowed, CascadeTarget(), len(outputs.select), len(outputs.proof))
+    assert chosen is not None  # without a target, one is always chosen
     plan = tenant.plan
     target = None if plan is None else plan.promise.target_accuracy
     if target is None:
@@ -144,9 +144,8 @@ def resample_tenant(
             for level, temperature in zip(outputs.levels, temperatures, strict=True)
         )
         of_seen = replace(outputs, levels=levels, select=calibrated(drawn, temperatures))
-        try:
-            chosen = select_candidate(_candidates(of_seen, profiles), asked, parts.seen, parts.proof)
-        except ContractError:
+        chosen = choose_candidate(_candidates(of_seen, profiles), asked, parts.seen, parts.proof)
+        if chosen is None:
             return None
         return CascadeRun.of(plan_of(chosen, of_seen, asked), of_seen, calibrated(pool, temperatures)).right
 

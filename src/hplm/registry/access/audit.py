@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, not_, or_, select
 
@@ -26,7 +27,8 @@ class AuditEntry:
     """A manage request: when, whose, what and the outcome, which is `ok` or the code of an error.
 
     `key` is the public id of the key, None without a valid key. `role` is that of the key, `local` for a command on the store.
-    `times` equal requests since the entry before are one entry. `seq` is the order of the entries, 0 for a new entry.
+    `times` equal requests since the entry before are one entry. `details` says what was changed, such as the id of a new key;
+    it holds no secret. `seq` is the order of the entries, 0 for a new entry.
     """
 
     at_s: float
@@ -36,6 +38,8 @@ class AuditEntry:
     subject: str
     outcome: str
     times: int = 1
+    # Without a hash, because equal entries are found by the hash of an entry.
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
     seq: int = 0
 
 

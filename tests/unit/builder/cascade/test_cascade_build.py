@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -196,8 +197,11 @@ def test_a_plan_gets_the_numbers_of_the_versions(built: BuiltCascade) -> None:
 
 
 def test_a_target_that_the_proof_is_too_small_for_is_refused(built: BuiltCascade) -> None:
-    with pytest.raises(ContractError, match="the nearest offer is accuracy 0"):
+    with pytest.raises(ContractError, match="the nearest offer is accuracy 0") as refused:
         select_again(built.outputs, CascadeTarget(accuracy=0.99), TIMES)
+    accuracy, latency_ms = re.findall(r"offer is accuracy (\S+) within (\S+) ms", str(refused.value))[0]
+    for target in (CascadeTarget(float(accuracy)), CascadeTarget(float(accuracy), float(latency_ms))):
+        assert select_again(built.outputs, target, TIMES).plan.promise.accuracy >= float(accuracy)
 
 
 def test_a_tagging_is_right_if_the_whole_sentence_is_and_is_never_pruned(tiny_base: Base, lookup: OpenDomain) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -200,10 +201,25 @@ def test_a_target_that_cannot_be_promised_is_refused_with_an_offer(
     service: ManageService, store: Store, registry: Registry
 ) -> None:
     before = show(service)
-    job = str(ask(service, "tenant.target", tenant="acme", target={"latency_ms": 0.5})["job"])
-    work(store)
-    assert "nearest offer is" in failure(registry, job, "CONTRACT_REFUSED")
+
+    def target(**values: float) -> str:
+        job = str(ask(service, "tenant.target", tenant="acme", target=values)["job"])
+        work(store)
+        return job
+
+    assert "nearest offer is" in failure(registry, target(latency_ms=0.5), "CONTRACT_REFUSED")
+    said = failure(registry, target(accuracy=0.999), "CONTRACT_REFUSED")
     assert show(service) == before
+    (offer,) = map(float, re.findall(r"nearest offer is accuracy (\S+)", said))
+    assert 0.5 < offer < 0.999
+    # The offer holds when it is asked for as it is printed.
+    assert result_of(registry, target(accuracy=offer))["promise"]["accuracy"] >= offer
+    # Without profiles each job estimates the latencies anew, and a refusal says so.
+    assert "estimates of a quick measurement" not in said
+    for base in ("tiny", "big"):
+        shutil.rmtree(store.profiles(base))
+    said = failure(registry, target(accuracy=0.999), "CONTRACT_REFUSED")
+    assert "latencies over tiny, big are estimates of a quick measurement" in said
 
 
 def test_an_update_makes_and_proves_all_levels_again(service: ManageService, store: Store, registry: Registry) -> None:
@@ -233,8 +249,14 @@ def test_an_update_that_makes_no_level_better_publishes_nothing(
     result = result_of(registry, job)
     assert (result["published"], result["why"]) == (
         False,
-        "no level is better on dev: version 2 stays, with its target",
+        "no level is better on dev (`--publish anyway` publishes them all the same): version 2 stays, with its target",
     )
+    data = files(service, train=rows(60, 1), proof=rows(20, 2))
+    anyway = {"settings": settings, "target": {"accuracy": 0.1}, "publish": "anyway"}
+    job = str(ask(service, "tenant.update", tenant="acme", data=data, **anyway)["job"])
+    work(store)
+    result = result_of(registry, job)
+    assert (result["published"], result["levels"]) == (True, {"tiny": 3, "big": 4})
     check_clean(store, registry)
 
 

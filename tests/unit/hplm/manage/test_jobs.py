@@ -213,11 +213,21 @@ def test_an_update_that_is_no_better_on_dev_publishes_nothing_and_says_so(store:
         for one in found:
             assert one.result is not None
             assert (one.result["version"], one.result["published"]) == (2, False)
-            assert re.fullmatch(r"no better on dev \(accuracy .*, now .*\): version 2 stays", one.result["why"])
+            said = r"no better on dev \(accuracy .*, now .*; `--publish anyway` publishes it all the same\): version 2 stays"
+            assert re.fullmatch(said, one.result["why"])
         assert files_below(store) == before
         assert not registry.uploads()
         # What differs is there to go back to.
         assert ask(service, "tenant.rollback", tenant="acme")["version"] == 1
+        ask(service, "tenant.rollback", tenant="acme", version=2)
+        anyway = update(service, "acme", colours(is_swapped=True), settings=QUICK, publish="anyway")
+        work(store)
+        made = registry.job(anyway).result
+        assert made is not None
+        assert (made["version"], made["published"]) == (3, True)
+        assert registry.tenant_versions("acme")[-1].about["best_epoch"] >= 1
+        with pytest.raises(BadManageRequestError, match=r"`publish` is for tenant\.update: tenant\.create publishes"):
+            create_tenant(service, "other", publish="anyway")
 
 
 def test_a_job_ends_when_servers_have_had_time_to_see_its_version(
