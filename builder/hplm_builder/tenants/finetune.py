@@ -274,7 +274,7 @@ class _Run:
             self._restore(saved)
         elif start is not None:
             self._head.go_on_from(start, self._scale)
-            if settings.keeps_start:
+            if self._settings.keeps_start:
                 self._start_score = self._judge(0, dev, ticker)
         elif may_be_fitted(self._data):
             if self._rival is None:
