@@ -102,8 +102,7 @@ def _truncation_warnings(data: LabelledData, encoder: TextEncoder) -> list[str]:
     )
     if not truncated:
         return []
-    share = f"{truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
+    share = f"about {truncated / len(sample):.0%}" if truncated >= len(sample) / 100 else "less than 1%"
     return [
-        f"about {share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: "
-        "the rest is cut off"
+        f"{share} of the train texts are longer than the {encoder.max_tokens} tokens that are read: the rest is cut off"
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.quotas.limits import NOTHING, Limits, Refusal, Use
-from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
+from hplm.quotas.token_bucket import Bucket, full, refilled, time_of, wait_s
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.shared_records import SharedRecords
 
@@ -229,7 +229,7 @@ class QuotaFile:
                 levels[name] = full(rate, now_s).level
             else:
                 levels[name] = refilled(Bucket(level, state.at_s), rate, now_s).level
-        return state._replace(**levels, at_s=max(now_s, state.at_s))
+        return state._replace(**levels, at_s=time_of(state.at_s, now_s))
 
     def _refusal(self, index: int, state: _State, limits: Limits, tokens: float, now_s: float) -> Refusal | None:
         if limits.concurrent is not None:

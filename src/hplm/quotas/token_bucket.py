@@ -8,6 +8,9 @@ from typing import NamedTuple
 LEASE_S = 0.1
 # Units that must be there for a use. A larger use leaves less than nothing, which the quota then makes up for.
 LEAST = 1.0
+# Seconds by which a bucket's time may be ahead of now and stay. Processes read one clock and write in another order, which must
+# refill nothing. A larger lead means that the clock stepped back.
+CLOCK_STEP_S = 1.0
 
 
 class Rate(NamedTuple):
@@ -38,9 +41,18 @@ def full(rate: Rate, now_s: float) -> Bucket:
 
 
 def refilled(bucket: Bucket, rate: Rate, now_s: float) -> Bucket:
-    """Return the bucket as it is now. A clock that was set back refills nothing."""
+    """Return the bucket as it is now. A clock that was set back refills nothing.
+
+    The bucket then takes the new time, so that it fills again within CLOCK_STEP_S. Each step back and forth may add the step's
+    length of the quota once, never more than the capacity.
+    """
     passed_s = max(0.0, now_s - bucket.at_s)
-    return Bucket(min(rate.capacity, bucket.level + passed_s * rate.per_s), max(now_s, bucket.at_s))
+    return Bucket(min(rate.capacity, bucket.level + passed_s * rate.per_s), time_of(bucket.at_s, now_s))
+
+
+def time_of(at_s: float, now_s: float) -> float:
+    """Return the later of a bucket's time and now; now if the bucket's time is more than CLOCK_STEP_S ahead."""
+    return now_s if at_s > now_s + CLOCK_STEP_S else max(now_s, at_s)
 
 
 def wait_s(level: float, rate: Rate, cost: float) -> float:
@@ -75,7 +87,7 @@ def settle(account: Bucket, rate: Rate, lease: float, spent: float, now_s: float
     level += left - kept
     needed = max(0.0, min(LEAST - kept, level))
     granted = min(rate.capacity - kept, needed + max(0.0, level - needed - LEAST))
-    return Settled(Bucket(min(level - granted, rate.capacity), max(now_s, account.at_s)), kept + granted)
+    return Settled(Bucket(min(level - granted, rate.capacity), time_of(account.at_s, now_s)), kept + granted)
 
 
 def given_back(account: Bucket, rate: Rate, lease: float, now_s: float) -> Bucket:

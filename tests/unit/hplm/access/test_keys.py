@@ -91,3 +91,8 @@ def test_a_key_of_another_form_is_refused_without_showing_it(wrong: str) -> None
     with pytest.raises(ConfigError, match="hplm key create") as caught:
         checked_key(wrong)
     assert not wrong or str(wrong) not in str(caught.value)
+
+
+def test_a_key_loses_white_space_at_its_ends() -> None:
+    text = new_key().text()
+    assert header_of(f" {text}\r\n") == header_of(text)

@@ -74,7 +74,16 @@ def test_after_the_wait_that_it_says_a_use_is_allowed_and_not_before(
 
 def test_a_clock_that_is_set_back_gives_nothing() -> None:
     rate = Rate(10.0, 1.0)
-    assert refilled(Bucket(0.0, 100.0), rate, 50.0) == Bucket(0.0, 100.0)
+    # Another process read the clock a moment later: its time stays.
+    assert refilled(Bucket(0.0, 100.0), rate, 99.5) == Bucket(0.0, 100.0)
+
+
+@given(rate=RATES, step_s=st.floats(2.0, 1e6))
+def test_a_bucket_fills_again_at_once_after_its_clock_stepped_back(rate: Rate, step_s: float) -> None:
+    stepped = refilled(Bucket(0.0, step_s), rate, 0.0)
+    assert stepped == Bucket(0.0, 0.0)
+    assert refilled(stepped, rate, 1.0).level == pytest.approx(min(rate.capacity, rate.per_s))
+    assert settle(Bucket(0.0, step_s), rate, 0.0, 0.0, 0.0).account.at_s == 0.0
 
 
 def test_the_least_use_passes_however_small_the_quota() -> None:
