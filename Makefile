@@ -50,5 +50,9 @@ attacks: install ## attack a server with keys, and measure what keys and quotas 
 	$(BIN)/hplm bench access-flood --models $(ATTACKED) --json build/attacks/access-flood.json
 	$(BIN)/hplm bench recovery --models $(ATTACKED) --json build/attacks/recovery.json
 
-clean: ## remove the demo, with all tenants that were made in it; downloads stay in ~/.cache/hplm
+clean: ## remove the demo, with all tenants that were made in it, after a question (YES=1: without)
+	@if [ -d build/demo/store/tenants ] && [ -z "$(YES)" ]; then \
+	  echo "A server over build/demo loses these tenants: $$(ls build/demo/store/tenants | head -n 8 | tr '\n' ' ')($$(ls build/demo/store/tenants | wc -l) in all)"; \
+	  read -rp 'Remove build/demo? [y/N] ' answer && [ "$$answer" = y ] || { echo 'Nothing was done. If no person can answer, give YES=1.'; exit 1; }; \
+	fi
 	rm -rf build/demo

@@ -62,6 +62,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
+from hplm.core.characters import shown
+
 Status = Literal["INVALID_ARG", "NOT_FOUND", "UNAVAILABLE", "INTERNAL"]
 
 
@@ -70,6 +72,10 @@ class HplmError(Exception):
 
     code: ClassVar[str] = ""
     status: ClassVar[Status] = "INTERNAL"
+
+    def __str__(self) -> str:
+        # A message may repeat names and labels from a file, with characters that cannot be seen.
+        return shown(super().__str__())
 
     def wire(self) -> str:
         """Return `CODE: message`, the form of the error on the wire."""

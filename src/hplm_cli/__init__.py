@@ -6,14 +6,17 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import traceback
+from http.client import HTTPException
 from io import TextIOWrapper
 from typing import Annotated, NamedTuple, cast
 
 import typer
 from rich.console import Console
 
-from hplm.errors import HplmError
-from hplm.reporting.terminal_text import visible
+from hplm import errors
+from hplm.core.characters import shown
+from hplm.errors import DataError, HplmError, InternalError, StoreUnavailableError, UnreachableError
 
 
 class Command(NamedTuple):
@@ -109,10 +112,20 @@ def _missing_extra(name: str, error: ModuleNotFoundError) -> str:
     return f"hplm {name}: {error}; install hplm with its extra {extra}: `pip install 'PATH/TO/hplm[{extra}]'`"
 
 
-def _message(error: HplmError | OSError) -> str:
+def _message(error: Exception) -> str:
+    """Return an error in one line, with a code. Errors that no command expects name the place in the program."""
     if isinstance(error, HplmError):
-        return f"{error.code}: {error}"
-    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        return error.wire()
+    if isinstance(error, ConnectionError | TimeoutError | HTTPException):
+        return UnreachableError(f"a connection was cut: {type(error).__name__} {error}").wire()
+    if isinstance(error, OSError):
+        words = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+        return (StoreUnavailableError if error.errno in errors.PASSING else DataError)(words).wire()
+    *_, place = traceback.extract_tb(error.__traceback__)
+    return InternalError(
+        f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno}). This is a mistake of hplm: please report "
+        "this line with your command"
+    ).wire()
 
 
 def _give_up_output() -> None:
@@ -124,7 +137,7 @@ def _give_up_output() -> None:
 
 
 def main() -> None:
-    """Run the program. An HplmError or an unusable file ends it with status 1 and one line, never a traceback."""
+    """Run the program. An error ends it with status 1 and one line that has a code, never with a traceback."""
     if sys.stdout is None:
         raise SystemExit("hplm: standard output is closed")
     if not sys.stdout.isatty() and sys.stdout.encoding.lower() != "utf-8":
@@ -136,13 +149,11 @@ def main() -> None:
     wanted = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
         make_app(wanted)()
-    except (HplmError, OSError) as error:
+    except Exception as error:
+        # A command may import more while it runs.
+        if isinstance(error, ModuleNotFoundError) and wanted in COMMANDS and not (error.name or "").startswith("hplm"):
+            raise SystemExit(_missing_extra(wanted, error)) from error
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(visible(f"hplm: {_message(error)}"), style="red", markup=False)
+        console.print(shown(f"hplm: {_message(error)}"), style="red", markup=False)
         _give_up_output()
         sys.exit(1)
-    except ModuleNotFoundError as error:
-        # A command may import more while it runs.
-        if wanted not in COMMANDS or (error.name or "").startswith("hplm"):
-            raise
-        raise SystemExit(_missing_extra(wanted, error)) from error

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 from hplm_builder.export.model_folders import check_deletable, delete_base
+from hplm_client.cli.deletion import YesOption, confirm
 from hplm_client.cli.display import print_outcome, print_records
 from hplm_client.cli.options import JsonOption, open_client
 from hplm_client.manage.answers import Base, parse_answer
 
 from hplm.core.roles import names, served_base
 from hplm.housekeeping.garbage_collection import drop_uploads
-from hplm.manage.base_survey import survey_bases
+from hplm.manage.base_survey import count_and_names, survey_bases, tenants_of
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.workarounds.dead_stubs import stubs_over
@@ -71,12 +72,13 @@ def delete(
             help="Delete the base, its domains and tables too: `hplm store gc` removes the files. Refused if it has tenants.",
         ),
     ] = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Take a base out of a model repository. A running `hplm serve` unloads its models when no request of it runs.
 
-    Its tenants, domains and tables stay in the store, and an export of the same base serves them again. The first base of a
-    repository is refused.
+    If the base has tenants, the command asks first, because the server stops to answer them by the base. Its tenants, domains
+    and tables stay in the store, and an export of the same base serves them again. The first base of a repository is refused.
 
     Examples:
 
@@ -87,6 +89,9 @@ def delete(
     served = served_base(models, name)
     base, roles = served.base, names(served.roles)
     check_deletable(models, name)
+    # With --from-store a base with tenants is refused.
+    if not (yes or from_store) and (tenants := tenants_of(served)):
+        confirm(f"Take out model {name}? The server stops to answer {count_and_names(tenants)} by base {base}.")
     if from_store:
         store = Store(served.store_root, served.settings.encode.registry)
         with closing(Registry.open(store)) as registry:

@@ -29,6 +29,7 @@ from hplm.adapters.tenant import TenantCard
 from hplm.core import roles, wire
 from hplm.core.settings import ManagerSettings, load_settings
 from hplm.errors import ArtifactError, HplmError, RegistryError, StartError
+from hplm.manage.base_survey import unserved_bases
 from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.registry.registry import Registry
@@ -37,7 +38,7 @@ from hplm.triton.launcher.given_flags import check_flags, has_grpc_tls
 from hplm.triton.launcher.install import find_triton
 from hplm.triton.launcher.kept_server import KeptServer
 from hplm.triton.launcher.log_files import is_plain
-from hplm.triton.launcher.ports import Ports, check_free, free_ports
+from hplm.triton.launcher.ports import Ports, check_free, free_ports, listening_address
 from hplm.triton.launcher.server import TritonServer
 from hplm_cli.health.endpoint import HealthEndpoint
 from hplm_cli.health.questions import ANY_TEXT
@@ -82,7 +83,9 @@ def serve(
     ] = False,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; 0.0.0.0 for all. Beyond this machine only with --keys or --insecure."),
+        typer.Option(
+            help="Address to listen on; 0.0.0.0 or :: for all. Beyond this machine only with --keys or --insecure."
+        ),
     ] = "127.0.0.1",
     keys: Annotated[
         bool,
@@ -131,16 +134,17 @@ def serve(
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)
     # `--check` takes free ports, because another server may have the usual ones.
-    ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, host, health_port)
+    ports = free_ports() if check else Ports(http_port, grpc_port, metrics_port, listening_address(host), health_port)
     check_flags(context.args)
     ports = replace(ports, has_grpc_tls=has_grpc_tls(context.args))
     access = choose_access(keys=keys, insecure=insecure, host=ports.host, flags=context.args)
     check_free(ports)
     readiness = Readiness(models, access, headers_from_environment())
-    endpoint = None if check else HealthEndpoint(host, health_port, readiness.verdict)
+    endpoint = None if check else HealthEndpoint(ports.host, health_port, readiness.verdict)
     if worker and models.is_dir() and not (models / wire.MANAGER).is_dir():
         raise StartError(
-            f"--worker: {models} has no manager, so there are no jobs; `hplm build export --manager` adds it"
+            f"--worker: {models} has no manager, so there are no jobs; `hplm build export --models {models} --keep-settings "
+            f"--name {roles.served_base(models).name} --manager` adds it"
         )
     if models == DEFAULT_MODELS and not models.is_dir():
         from hplm_builder.cli.build import show_scores
@@ -152,6 +156,11 @@ def serve(
         with progress_bars() as progress:
             show_scores(build_demo(DEMO_FOLDER, progress))
     shown, more, damaged = served_tenants(models)
+    unserved: list[str] = []
+    with suppress(RegistryError):
+        unserved = unserved_bases(models)
+    for line in unserved:
+        console.print(line, style="yellow", markup=False)
     install = find_triton()
     console.print(f"Triton: {install.origin} ({install.binary})")
     log = log or models.parent / ("triton-check.log" if check else "triton.log")
@@ -178,7 +187,7 @@ def serve(
         uses = record_last_uses(access, models)
         if (quotas := start_quotas(models, console)) is not None:
             environment |= quotas.environment
-        server.start()
+        server.start("; ".join(unserved))
         predictions = _predictions(console, ports.http_url, shown, access)
         if check:
             print(json.dumps(predictions, indent=2, ensure_ascii=False))
@@ -342,9 +351,8 @@ def _explain(
         console.print(
             "  no tenant answers: `hplm build tenant --help`, or `hplm tenant create --help` while this serves"
         )
-    metrics_url = f"http://{ports.host}:{ports.metrics}/metrics"
     console.print(
-        f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on {metrics_url}, "
+        f"\nServing HTTP on {ports.http_url}, gRPC on {ports.grpc_url}, metrics on {ports.metrics_url}, "
         f"readiness on {ports.health_url}/ready"
     )
     if needs_keys:

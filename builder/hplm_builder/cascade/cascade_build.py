@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from hplm.cascade.calibration import measure_calibration
+from hplm.cascade.calibration import measure_calibration, why_uncalibrated
 from hplm.cascade.candidates import Candidate, best_candidates, find_candidates
 from hplm.cascade.level_outputs import CalibratedLevel, CascadeOutputs, PartOutputs, PrunedBy
 from hplm.cascade.offline import answer_offline
@@ -22,7 +22,7 @@ from hplm.tasks.examples import LabelledText
 from hplm.tasks.task_loader import task_named
 from hplm_builder.cascade.levels import Level, LevelInput
 from hplm_builder.cascade.outputs import UNNUMBERED, calibrate_levels, compute_part
-from hplm_builder.cascade.used_texts import checksum, used_by
+from hplm_builder.cascade.used_texts import is_used, used_by
 from hplm_builder.data.labelled import LabelledData
 
 # The share of dev examples that a proof gets which has no file.
@@ -56,8 +56,8 @@ class BuiltCascade:
     """A cascade that was selected and proved.
 
     Versions have no numbers yet: those of `plan` are 0, see `numbered`. The plan may leave trained levels out. `about` has, in
-    JSON values, `candidates` (rows of a table, see `best_candidates`), and `levels` with the accuracy and calibration of each
-    level on the examples that select.
+    JSON values, `candidates` (rows of a table, see `best_candidates`), `levels` with the accuracy and calibration of each level
+    on the examples that select, and `warnings` if there are any.
     """
 
     plan: CascadePlan
@@ -87,8 +87,9 @@ def set_aside(
         proof = [example for example in data.dev if _is_of_proof(example, seed)]
         data = replace(data, dev=[example for example in data.dev if not _is_of_proof(example, seed)])
     own = used_by(data)
-    of_own, of_earlier = (sum(checksum(example) in texts for example in proof) for texts in (own, used - own))
-    kept = [example for example in proof if checksum(example) not in own | used]
+    of_own = sum(is_used(example, own) for example in proof)
+    kept = [example for example in proof if not is_used(example, own | used)]
+    of_earlier = len(proof) - len(kept) - of_own
     warnings = [
         f"{count:,} of {len(proof):,} proof examples {what}, so they prove nothing"
         for count, what in (
@@ -217,10 +218,12 @@ def select_again(outputs: CascadeOutputs, target: CascadeTarget, profiles: Mappi
     chosen = select_candidate(candidates, target, len(outputs.select), len(outputs.proof))
     plan = prove(plan_of(chosen, outputs, target), outputs, target, chosen)
     rows = best_candidates(candidates)
-    about = {
+    about: dict[str, Any] = {
         "candidates": [_row(one, outputs, is_chosen=one == chosen) for one in rows],
         "levels": [_level_row(place, outputs) for place in range(len(outputs.levels))],
     }
+    if warnings := _uncalibrated(outputs):
+        about["warnings"] = warnings
     return BuiltCascade(plan, outputs, about)
 
 
@@ -258,6 +261,15 @@ def prove(plan: CascadePlan, outputs: CascadeOutputs, target: CascadeTarget, can
     if target.accuracy is not None and bound < target.accuracy:
         raise broken_promise(target, right, examples, candidate.accuracy, candidate.latency_ms)
     return replace(plan, promise=replace(plan.promise, accuracy=bound, right=right, examples=examples))
+
+
+def _uncalibrated(outputs: CascadeOutputs) -> list[str]:
+    """Return a sentence for each level whose confidence the examples that select cannot calibrate."""
+    return [
+        f"dev cannot calibrate the confidence over {level.base}, because {why}: it stays the model's own score (temperature 1)"
+        for level, answers in zip(outputs.levels, outputs.select.whole, strict=True)
+        if level.temperature == 1 and (why := why_uncalibrated(answers.right))
+    ]
 
 
 def _row(candidate: Candidate, outputs: CascadeOutputs, *, is_chosen: bool) -> dict[str, Any]:

@@ -175,9 +175,11 @@ class _CascadeTask:
         named = bases_of(job.request)
         first = TenantTask.read(_of_level(job, named[0]), context)
         seed, known = first.settings.seed, first.start.card if first.start else None
-        given = read_files(job, context, known, seed, proves=True).test if "proof" in job.request["data"] else None
+        given = read_files(job, context, known, seed, proves=True) if "proof" in job.request["data"] else None
         used = _used_before(job, context)
-        data, proof, warnings = set_aside(first.data, given, seed, used)
+        data, proof, warnings = set_aside(first.data, None if given is None else given.test, seed, used)
+        if given is not None and "test" in given.repeats:
+            warnings = [given.repeats["test"], *warnings]
         target = _target(job.request)
         _check_proof(target, len(proof))
         others = (TenantTask.read(_of_level(job, base), context, data) for base in named[1:])
@@ -297,7 +299,8 @@ def _publish(
 
 
 def _with_warnings(built: BuiltCascade, warnings: Sequence[str]) -> BuiltCascade:
-    return replace(built, about={**built.about, "warnings": list(warnings)}) if warnings else built
+    every = [*warnings, *built.about.get("warnings", ())]
+    return replace(built, about={**built.about, "warnings": every}) if every else built
 
 
 def _rough_latencies(profiles: Mapping[str, Profile]) -> list[str]:

@@ -10,11 +10,11 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.optimize import minimize_scalar
 
 from hplm.adapters.tenant import Tenant
+from hplm.cascade.calibration import fit_temperature
 from hplm.cascade.dispatch import word_importances
-from hplm.cascade.level_outputs import LevelOutputs
+from hplm.cascade.level_outputs import Flags, LevelOutputs
 from hplm.core.text import EncodedText, TextOrPair
 from hplm.core.wire import LabelledSpan
 from hplm.engine.encode import EncodeEngine, EngineRequest
@@ -32,8 +32,6 @@ from hplm.tasks.task_loader import task_named
 BATCH_TOKENS = 4096
 # Texts that are tokenised and looked up together.
 CHUNK = 256
-# Temperatures that are tried. A model that needs another one is no better than chance, or is never wrong.
-TEMPERATURES = (0.05, 20.0)
 # Temperatures of taggings are fitted on so many sentences, evenly from all: each likelihood takes half a millisecond.
 MOST_FITTED_SENTENCES = 400
 # The importance of words that was not asked for.
@@ -141,33 +139,26 @@ class Level(AbstractContextManager["Level"]):
             run()
         return [one for one in answered if one is not None]
 
-    def fit_temperature(self, answered: Sequence[Answered], examples: Sequence[LabelledText]) -> float:
-        """Return the temperature with the least mean negative log-likelihood of the labels (Tabi, section 4.1)."""
+    def calibrate(self, answered: Sequence[Answered], examples: Sequence[LabelledText], right: Flags) -> float:
+        """Return the temperature that calibrates the level's answers, see `fit_temperature`."""
         most = MOST_FITTED_SENTENCES if self.task.reads_tokens else len(examples)
         numbers = [i * len(examples) // most for i in range(most)] if most < len(examples) else [*range(len(examples))]
         targets = {i: self.task.targets(examples[i], answered[i].tokens, self._label_ids).numpy() for i in numbers}
 
-        def loss(log_temperature: float) -> float:
-            return -float(
-                np.mean(
-                    [
-                        self.task.log_likelihood(
-                            answered[i].outputs,
-                            self.labels,
-                            answered[i].tokens,
-                            targets[i],
-                            self.tenant.head.transitions,
-                            float(np.exp(log_temperature)),
-                        )
-                        for i in numbers
-                    ]
+        def log_likelihood(temperature: float) -> float:
+            return sum(
+                self.task.log_likelihood(
+                    answered[i].outputs,
+                    self.labels,
+                    answered[i].tokens,
+                    targets[i],
+                    self.tenant.head.transitions,
+                    temperature,
                 )
+                for i in numbers
             )
 
-        # The likelihood has one maximum, because it is concave in the inverse of the temperature.
-        found = minimize_scalar(loss, bounds=tuple(np.log(TEMPERATURES)), method="bounded", options={"xatol": 1e-3})
-        # Servers get the temperature in float32.
-        return float(np.float32(np.exp(found.x)))
+        return fit_temperature(log_likelihood, right)
 
     def judge(self, answered: Sequence[Answered], examples: Sequence[LabelledText], temperature: float) -> LevelOutputs:
         """Return the answers to `examples` with their confidence, and whether they are right.

@@ -48,8 +48,8 @@ def calibrate_levels(
     found = []
     for level in levels:
         answered = level.answer(texts, wants_importance=_can_prune(levels), tick=tick)
-        temperature = level.fit_temperature(answered, examples)
-        found.append((level.judge(answered, examples, temperature).accuracy, level, temperature, answered))
+        judged = level.judge(answered, examples, 1.0)
+        found.append((judged.accuracy, level, level.calibrate(answered, examples, judged.right), answered))
     found.sort(key=lambda one: one[0])
     return [one[1] for one in found], [one[2] for one in found], [one[3] for one in found]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hplm.core.text import TextOrPair, text_key
 from hplm.errors import CorruptArtifactError, unusable
 from hplm.store import artifact
 from hplm.store.cascade_outputs import KIND
@@ -22,15 +23,21 @@ from hplm_builder.data.labelled import LabelledData
 FILE = "used_texts.u64"
 
 
-def checksum(example: LabelledText) -> int:
-    """Return a checksum of 64 bits of the example's text or pair."""
-    digest = hashlib.blake2b(f"used {example.text_or_pair}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def checksum(text: TextOrPair) -> int:
+    """Return a checksum of 64 bits of a text or pair."""
+    return int.from_bytes(hashlib.blake2b(f"used {text}".encode(), digest_size=8).digest(), "little")
+
+
+def is_used(example: LabelledText, used: Set[int]) -> bool:
+    """Return whether the text of an example, or a near-copy of it, is among those whose checksums are `used`."""
+    text = example.text_or_pair
+    # Stores of earlier releases have checksums of texts as they were written.
+    return checksum(text_key(text)) in used or checksum(text) in used
 
 
 def used_by(data: LabelledData) -> set[int]:
     """Return the checksums of the texts that train, calibrate or select."""
-    return {checksum(example) for example in (*data.train, *data.dev, *data.unlabelled)}
+    return {checksum(text_key(example.text_or_pair)) for example in (*data.train, *data.dev, *data.unlabelled)}
 
 
 def write_used(folder: Path, used: Set[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,6 +58,7 @@ from hplm_builder.domains.domain_build import DomainSettings
 from hplm_builder.export.model_folders import (
     KEEPABLE_SETTINGS,
     check_adapter_width,
+    check_replaced,
     export,
     has_manager,
     write_backends,
@@ -198,7 +200,7 @@ def base(
 
       hplm build base --shipped
 
-      hplm build base --whole --model mpnet && hplm build export --base mpnet-whole
+      hplm build base --whole --model mpnet && hplm build export --base mpnet-whole --name mpnet-whole
 
       hplm build base --model mpnet --name mpnet --lower 6
 
@@ -252,8 +254,8 @@ def base(
         )
         shape = made.config
         say(
-            f"base {name}: {shape.upper_layers} layers, the last {shape.adapted_layers} with adapters; export it with "
-            f"`hplm build export --base {name}`"
+            f"base {name}: {shape.upper_layers} layers, the last {shape.adapted_layers} with adapters; serve it beside other "
+            f"bases with {_export_command(store, name)}"
         )
         return
     if is_given(context, "adapters"):
@@ -287,6 +289,12 @@ def base(
     if ship_to:
         ship(target, name, ship_to)
     _show_distances(report["conversion"], "Distance to the original", {"relative_cut": "relative at the cut"})
+
+
+def _export_command(store: Path, base: str) -> str:
+    """Return the command that serves a base under a model name of its own, so that no served base is replaced."""
+    in_store = "" if store == DEFAULT_STORE else f" --store {shlex.quote(str(store))}"
+    return f"`hplm build export --base {base} --name {base}{in_store} --models MODELS`"
 
 
 def _show_distances(record: dict[str, Any], title: str, further: dict[str, str]) -> None:
@@ -659,15 +667,25 @@ def export_models(
     ] = False,
     keep_settings: Annotated[
         bool,
-        typer.Option("--keep-settings", help="Keep the settings of the earlier models, except the options given here."),
+        typer.Option(
+            "--keep-settings",
+            help="Keep the settings and the store of the earlier models, except the options given here.",
+        ),
+    ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace", help="Allow an export that takes service from tenants. Without it such an export fails."
+        ),
     ] = False,
 ) -> None:
     """Write the Triton model folders hbert_plot, hbert_upper, hbert and manager over a store.
     With --stages, hbert_upper_1, hbert_upper_2 and so on take the
     place of hbert_upper.
 
-    Earlier models of this name are replaced, with their settings unless --keep-settings is given. With --name the models of
-    a further base are written beside those of other bases, and a running `hplm serve` loads a new name. Examples:
+    Earlier models of this name are replaced, with their settings unless --keep-settings is given. An export of another base
+    under this name takes service from the tenants of the earlier base, so it needs --replace. With --name the models of a
+    further base are written beside those of other bases, and a running `hplm serve` loads a new name. Examples:
 
       hplm build export --base mpnet --plot general-mpnet --name mpnet
 
@@ -694,11 +712,12 @@ def export_models(
             *(names for option, names in SETTINGS_OF_OPTION.items() if is_given(context, option))
         )
     of_base = roles.base_roles(name)
-    opened = Store.at(store)
+    kept = roles.served_base(models, name) if keep_settings and name in there else None
+    opened = Store.at(kept.store_root if kept is not None and not is_given(context, "store") else store)
     layers: tuple[int, ...] = ()
     if stages is not None or cut is not None:
         # Else the cut may be kept.
-        cut_base = roles.served_base(models, name).base if "base" in keep and name in there else base
+        cut_base = kept.base if kept is not None and "base" in keep else base
         folder = read_folder(opened.base(cut_base), verify=False)
         layers, cut_by = choose_cut(opened, folder, stages, None if cut is None else parse_cut(cut))
         if layers:
@@ -715,6 +734,8 @@ def export_models(
     upper_settings = parse_settings(EncodeSettings, {**common, **more_settings}, of_base.encode.name)
     if not keep_settings and not is_given(context, "reduction_factor"):
         check_adapter_width(models, reduction_factor, name)
+    if not replace:
+        check_replaced(models, name, opened, kept.base if kept is not None and "base" in keep else base)
     export(
         opened,
         models,
@@ -757,7 +778,9 @@ def backends(
     """
     install = find_triton()
     if not roles.served_bases(models):
-        raise MissingArtifactError(f"{models} has no models of a base: write them with `hplm build export`")
+        raise MissingArtifactError(
+            f"{models} has no models of a base: write them with `hplm build export --models {models}`"
+        )
     write_backends(install, out)
     Console(stderr=True, soft_wrap=True).print(f"wrote {out}, for the Triton of {install.origin}", markup=False)
     print(shell_command(install, models, out, roles.models_of(models)))

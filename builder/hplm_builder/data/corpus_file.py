@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from hplm.core.text_lines import BoundedLines
+from hplm.core.text_lines import BoundedLines, refuse_model
 from hplm.errors import DataError, unreadable
 from hplm_builder.data.json_values import json_values
 
@@ -35,6 +35,7 @@ def read_corpus(
     Raises DataError, with the line, for bytes that are not UTF-8 and for a line over 1 MB. Also raises DataError for more
     than `most_bytes` unpacked bytes, `most_documents` documents or `most_lines` lines, blank lines included.
     """
+    refuse_model(path)
     name = path.name
     is_packed = name.lower().endswith(".gz")
     ending = Path(name.lower().removesuffix(".gz")).suffix

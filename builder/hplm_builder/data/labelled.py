@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,9 @@ class LabelledData:
     """Checked examples of one task.
 
     `labels` are the classes, or the tags O, B-x and I-x of a tagging, or REGRESSION_LABEL. `unlabelled` holds further texts
-    without labels.
+    without labels. A text stands in `dev` and in `test` once, see `distinct_examples`; in `train` it may repeat. `repeats` says
+    in a sentence, by the name of the part, what was left out of dev and test. `notes` say what was read otherwise than it is
+    written.
     """
 
     task: str
@@ -25,6 +28,8 @@ class LabelledData:
     dev: list[LabelledText]
     test: list[LabelledText]
     unlabelled: list[LabelledText] = field(default_factory=list)
+    repeats: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def labelled(self) -> dict[str, list[LabelledText]]:

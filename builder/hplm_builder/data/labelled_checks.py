@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from hplm.core.text import TextOrPair, text_key
 from hplm.errors import DataError
-from hplm.tasks.examples import LabelledText
+from hplm.tasks.examples import MOST_NAMED, LabelledText, quoted
 from hplm.tasks.task import Task
 from hplm.tasks.task_loader import TASKS, task_named
+from hplm_builder.data.label_values import LabelSpelling, check_error_values, missing_warnings, numbers_in
 from hplm_builder.data.labelled import LabelledData
 from hplm_builder.data.splits import choose_tenth
 
 # Labels of a task. A head has one row per label, and more labels mean that a column of free text was taken for labels.
 MOST_LABELS = 1000
-MOST_EXACT = 2.0**53  # largest range of integers that a float holds exactly
 
 
 def check_data(
@@ -32,6 +34,7 @@ def check_data(
     """Return the checked examples of one task. Raises DataError, which calls the data in `test` `test_name`.
 
     An empty `dev` is split off `train` by `seed` and text: a tenth of every class, or of what else the task has for strata.
+    Dev and test keep one example for each distinct text, see `distinct_examples`.
     If `task` is None, the labels decide (`Task.is_meant_by`). Entities mean tagging, unless all their lists are empty beside
     labels. Numbers mean regression if at least one is not an integer. Other labels mean classification, but nearly only numbers
     are refused. `expected_labels` are the labels of an earlier version: the labels must be the same, and keep that order.
@@ -39,12 +42,18 @@ def check_data(
     if len(train) < 2:
         raise DataError(f"the train data holds {len(train)} example{'s' * (not train)}: at least two are needed")
     train, dev, test = _with_labels_or_entities(train, dev, test)
-    _check_alike({"train": train, "dev": dev, test_name: test})
-    kind = _task_of(train, task)
+    parts = {"train": train, "dev": dev, test_name: test}
+    _check_alike(parts)
+    check_error_values(parts)
+    numbers, task, notes = numbers_in(parts, task)
+    kind = _task_of(numbers["train"], task)
     if kind.labels_are_names:
-        spelling = _LabelSpelling(kind, expected_labels or ())
-        train, dev, test = ([spelling.apply(example) for example in part] for part in (train, dev, test))
-    labels = kind.labels_of({"train": train, "dev": dev, test_name: test})
+        examples = [example for part in parts.values() for example in part]
+        spelling = LabelSpelling(kind, expected_labels or (), examples)
+        numbers = {name: [spelling.apply(example) for example in part] for name, part in parts.items()}
+        notes = [*spelling.notes[:MOST_NAMED], *missing_warnings(examples)]
+    labels = kind.labels_of(numbers)
+    train, dev, test = numbers.values()
     if len(labels) > MOST_LABELS:
         raise DataError(
             f"{len(labels)} different labels came, at most {MOST_LABELS} are accepted: is this the right column?"
@@ -53,9 +62,45 @@ def check_data(
         labels = _in_expected_order(labels, expected_labels)
     if not dev:
         train, dev = _split_off(kind, train, seed)
+    dev, repeated_dev = distinct_examples("dev", dev, kind)
+    test, repeated_test = distinct_examples(test_name, test, kind)
     # Checked after the split, because the only different value may have moved to dev.
     kind.check_split(train, dev)
-    return LabelledData(kind.name, labels, train, dev, test)
+    repeats = {name: words for name, words in (("dev", repeated_dev), ("test", repeated_test)) if words}
+    return LabelledData(kind.name, labels, train, dev, test, repeats=repeats, notes=notes)
+
+
+def distinct_examples(name: str, part: list[LabelledText], task: Task) -> tuple[list[LabelledText], str]:
+    """Return one example for each distinct text of a part, and a sentence on what was left out; "" if nothing was.
+
+    Scores, proofs and choices assume independent examples, and a copy of a text is no further evidence. Texts are compared by
+    `text_key`. A text with several labels keeps the most frequent label, of equally frequent ones the first; of numbers the
+    median.
+    """
+    copies: dict[TextOrPair, list[LabelledText]] = {}
+    for example in part:
+        copies.setdefault(text_key(example.text_or_pair), []).append(example)
+    if (repeats := len(part) - len(copies)) == 0:
+        return part, ""
+    kept, several = [], 0
+    for examples in copies.values():
+        golds = [task.gold(example) for example in examples]
+        several += len(set(golds)) > 1
+        kept.append(examples[_usual(golds)])
+    words = (
+        f"{len(part):,} {name} examples have {len(copies):,} distinct texts: each text counts once, "
+        f"{repeats:,} repeat{'s are' if repeats > 1 else ' is'} left out"
+    )
+    if several:
+        words += f"; {several:,} of these texts have more than one label, of which the usual one is kept"
+    return kept, words
+
+
+def _usual(golds: Sequence[object]) -> int:
+    """Return the place of the most frequent label, or of the median of numbers."""
+    if isinstance(golds[0], float):
+        return int(np.argsort(np.array(golds, np.float64), kind="stable")[(len(golds) - 1) // 2])
+    return golds.index(Counter(golds).most_common(1)[0][0])
 
 
 def _with_labels_or_entities(*parts: list[LabelledText]) -> list[list[LabelledText]]:
@@ -70,40 +115,6 @@ def _with_labels_or_entities(*parts: list[LabelledText]) -> list[list[LabelledTe
         return replace(example, entities=(), is_tagged=False)
 
     return [[keep_one(example) for example in part] for part in parts]
-
-
-class _LabelSpelling:
-    """The canonical spelling of each label: stripped, composed (NFC), JSON numbers and truth values as in JSON, 1.0 as 1.
-
-    A label that an earlier version spells in another way keeps that spelling.
-    """
-
-    def __init__(self, task: Task, expected: Sequence[str]) -> None:
-        self._known = set(task.label_names(expected))
-        self._by_spelling = {_canonical(label): label for label in sorted(self._known, reverse=True)}
-
-    def apply(self, example: LabelledText) -> LabelledText:
-        """Return the example with its labels in this spelling."""
-        label = None if example.label is None else self._spell(example.label, example.is_literal)
-        entities = tuple(replace(entity, label=self._spell(entity.label)) for entity in example.entities)
-        if (label, entities) == (example.label, example.entities):
-            return example
-        return replace(example, label=label, entities=entities)
-
-    def _spell(self, label: str, is_literal: bool = False) -> str:
-        if label in self._known:
-            return label
-        canonical = _canonical(label, is_literal)
-        return self._by_spelling.get(canonical, canonical)
-
-
-def _canonical(label: str, is_literal: bool = False) -> str:
-    if not is_literal:
-        return unicodedata.normalize("NFC", label.strip())
-    if label in ("True", "False"):
-        return label.lower()
-    value = float(label)
-    return str(int(value)) if value.is_integer() and abs(value) < MOST_EXACT else label
 
 
 def check_texts(name: str, part: Sequence[LabelledText], *, is_pair: bool) -> None:
@@ -143,7 +154,11 @@ def _task_of(train: list[LabelledText], expected: str | None) -> Task:
 def _in_expected_order(labels: tuple[str, ...], expected: Sequence[str]) -> tuple[str, ...]:
     new, gone = sorted(set(labels) - set(expected)), sorted(set(expected) - set(labels))
     if new or gone:
-        changes = [f"{what}: {', '.join(names[:5])}" for what, names in (("new", new), ("missing", gone)) if names]
+        changes = [
+            f"{what}: {quoted(names, {*labels, *expected})}"
+            for what, names in (("new", new), ("missing", gone))
+            if names
+        ]
         raise DataError(
             f"the labels are not the labels of the first version ({'; '.join(changes)}): create another tenant"
         )
@@ -153,16 +168,28 @@ def _in_expected_order(labels: tuple[str, ...], expected: Sequence[str]) -> tupl
 def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
     """Return train without a tenth of it, and that tenth as dev. Raises DataError if train is too small."""
     strata = [task.stratum(example) for example in train]
-    sizes = Counter(strata)
-    chosen = set()
+    # All copies of a text go to the side of its first one.
+    keys = [text_key(example.text_or_pair) for example in train]
+    first_of: dict[TextOrPair, int] = {}
+    for i, key in enumerate(keys):
+        first_of.setdefault(key, i)
+    firsts = first_of.values()
+    sizes = Counter(strata[i] for i in firsts)
+    chosen = set[TextOrPair]()
     for has_entities in (True, False):
         texts = {
-            i: str(example.text_or_pair)
-            for i, example in enumerate(train)
-            if sizes[strata[i]] > 1 and bool(example.entities) == has_entities
+            i: str(train[i].text_or_pair)
+            for i in firsts
+            if sizes[strata[i]] > 1 and bool(train[i].entities) == has_entities
         }
-        chosen |= choose_tenth(texts, strata, seed)
+        chosen |= {keys[i] for i in choose_tenth(texts, strata, seed)}
     if not chosen:
+        distinct = f" of {len(firsts)} distinct texts" if len(firsts) < len(train) else ""
         advice = task.too_few_advice(train)
-        raise DataError(f"{len(train)} train examples are too few to split dev data off: give dev data{advice}")
-    return [example for i, example in enumerate(train) if i not in chosen], [train[i] for i in sorted(chosen)]
+        raise DataError(
+            f"{len(train)} train examples{distinct} are too few to split dev data off: give dev data{advice}"
+        )
+    sides: tuple[list[LabelledText], list[LabelledText]] = [], []
+    for key, example in zip(keys, train, strict=True):
+        sides[key in chosen].append(example)
+    return sides

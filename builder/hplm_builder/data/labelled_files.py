@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hplm.core.characters import trimmed
 from hplm.core.columns import USUAL_COLUMNS, Columns, check_use
+from hplm.core.text import text_key
 from hplm.errors import DataError
 from hplm.tasks.examples import Entity, LabelledText, may_be_dropped
 from hplm.tasks.task_loader import task_named
 from hplm_builder.data import single_file_task
+from hplm_builder.data.label_values import check_error_values
 from hplm_builder.data.labelled import LabelledData, LabelledFile
 from hplm_builder.data.labelled_checks import check_data, check_texts
 from hplm_builder.data.row_readers import READERS, Row, read_rows
@@ -57,8 +60,9 @@ def read_data(
 def with_unlabelled(data: LabelledData, texts: Sequence[LabelledText]) -> LabelledData:
     """Return `data` with the distinct `texts` that are in none of its parts. Raises DataError if no text remains."""
     check_texts("unlabelled texts", texts, is_pair=data.texts == 2)
-    labelled = {example.text_or_pair for part in data.labelled.values() for example in part}
-    distinct = {text.text_or_pair: text for text in texts}
+    check_error_values({"unlabelled": [*texts]})
+    labelled = {text_key(example.text_or_pair) for part in data.labelled.values() for example in part}
+    distinct = {text_key(text.text_or_pair): text for text in texts}
     remaining = [text for key, text in distinct.items() if key not in labelled]
     if not remaining:
         raise DataError("the unlabelled data holds no text that is not in the labelled data already")
@@ -168,7 +172,7 @@ def _checked_label(where: str, value: Any) -> str:
             f"{where}: the label is a list of {len(value)}, but a text has one label: write it without brackets"
         )
     label = _checked(where, "label", value)
-    if (length := len(stripped := label.strip())) > LONGEST_LABEL:
+    if (length := len(stripped := trimmed(label))) > LONGEST_LABEL:
         raise DataError(f"{where}: the label has {length} characters, at most {LONGEST_LABEL} are accepted")
     if _CONTROL.search(stripped):
         # Labels are shown in logs and on terminals, where such characters could fake lines, colours or the order of text.
@@ -186,7 +190,7 @@ def _parts(entity: Any) -> tuple[Any, Any, Any]:
 def _checked_type(where: str, value: Any) -> str:
     """Return an entity's type. Raises DataError for a tag, because the type `B-PER` would give the tag `B-B-PER`."""
     kind = _checked_label(where, value)
-    if _TAGGED.match(kind.strip()):
+    if _TAGGED.match(trimmed(kind)):
         raise DataError(
             f"{where}: the entity's label {kind!a} is the tag of a word: give the type of the whole entity, for example PER "
             "for words tagged B-PER and I-PER, and leave words tagged O out"

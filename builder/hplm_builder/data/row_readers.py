@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hplm.core.columns import Columns, open_table
-from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines
+from hplm.core.text_lines import MOST_LINE_BYTES, BoundedLines, refuse_model
 from hplm.errors import DataError, unreadable
 from hplm_builder.data.json_values import json_values
 from hplm_builder.data.labelled import LabelledFile
@@ -29,6 +29,7 @@ def read_rows(file: LabelledFile, columns: Columns, *, is_labelled: bool) -> Gen
     Raises DataError.
     """
     name, path = file.name, file.path
+    refuse_model(path)
     ending = Path(name).suffix.lower()
     if ending not in READERS:
         raise DataError(f"{name}: the ending must be one of {', '.join(READERS)}")

@@ -47,23 +47,26 @@ Answers = list[list[LabelledSpan]]
 
 @dataclass(frozen=True)
 class DevSet:
-    """Labelled examples of one file. `data` holds them all as train."""
+    """The distinct labelled texts of one file. `data` holds them all as train. `repeats` says what was left out."""
 
     file: str
     data: LabelledData
+    repeats: str = ""
 
     @classmethod
     def read(cls, file: LabelledFile) -> DevSet:
         """Read a file in a format of tenants' data. Raises DataError, also for fewer than LEAST_EXAMPLES."""
         rows = read_file(file)
-        # The same rows as dev, so that none are split off.
+        # The same rows as dev, so that none are split off, and each text counts once.
         found = check_data(rows, rows, [])
-        examples = sample_of(found.train, MOST_EXAMPLES)
+        examples = sample_of(found.dev, MOST_EXAMPLES)
         if len(examples) < LEAST_EXAMPLES:
             raise DataError(
-                f"{file.name} holds {len(examples)} examples: {LEAST_EXAMPLES} are needed to tell two encoders apart"
+                f"{file.name} holds {len(examples)} distinct texts: {LEAST_EXAMPLES} are needed to tell two encoders apart"
             )
-        return cls(file.name, LabelledData(found.task, found.labels, list(examples), [], []))
+        return cls(
+            file.name, LabelledData(found.task, found.labels, list(examples), [], []), found.repeats.get("dev", "")
+        )
 
 
 @dataclass(frozen=True)
@@ -161,5 +164,5 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
         def score(rows: Rows, old: Answered = old, new: Answered = new) -> tuple[float, float]:
             return old.score(rows), new.score(rows)
 
-        results.append(DevResult(old.dev.file, task.name, task.metric, count, compare(score, count)))
+        results.append(DevResult(old.dev.file, task.name, task.metric, count, compare(score, count), old.dev.repeats))
     return results

@@ -144,12 +144,17 @@ def build_domain(
             raise ConfigError(f"training with learning_rate {settings.learning_rate:g} diverged: choose a lower one")
         trained = model.lower.eval()
         verdict = Verdict(
-            folder.parent.name, name_start(start, before), losses.difference(), is_update=before is not None
+            folder.parent.name,
+            name_start(start, before),
+            losses.difference(),
+            is_update=before is not None,
+            base=base.config.name,
         )
         measured = grams if len(grams) else prepared.grams.grams
         record = {
             **({"parent": str(above[0])} if above else {}),
             "corpus": prepared.summary(),
+            **({"warnings": prepared.warnings} if prepared.warnings else {}),
             "settings": asdict(settings),
             "masked_lm": summary,
             "moved": distance(lowers.of_lineage(store, base, start).to(where), trained, measured),
@@ -310,4 +315,5 @@ def estimate_domain(
         "estimated_s": float(
             step_s * (settings.total_tokens + (settings.warmup_tokens + measured_tokens) / 3) + ngram_s * len(grams)
         ),
+        **({"warnings": prepared.warnings} if prepared.warnings else {}),
     }

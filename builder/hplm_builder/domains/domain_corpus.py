@@ -15,6 +15,7 @@ from hplm.plot.ngrams import Ids
 from hplm.reporting.progress import Report
 from hplm_builder.convert.distillation import PackedText
 from hplm_builder.data import tokenising
+from hplm_builder.data.languages import language_warnings
 from hplm_builder.data.text_sources import passages
 from hplm_builder.data.tokenising import tokenise_in_batches
 from hplm_builder.domains.masking import Vocabulary, read_vocabulary
@@ -27,7 +28,10 @@ READING = "read the corpus"
 
 @dataclass(frozen=True)
 class DomainCorpus:
-    """A prepared corpus. `tokens` counts the tokens without special ones; `held_out` is not trained on."""
+    """A prepared corpus. `tokens` counts the tokens without special ones; `held_out` is not trained on.
+
+    `warnings` are about the language.
+    """
 
     text: PackedText
     held_out: PackedText
@@ -36,6 +40,7 @@ class DomainCorpus:
     token_counts: Ids
     documents: int
     tokens: int
+    warnings: list[str]
 
     def summary(self) -> dict[str, int]:
         return {
@@ -84,6 +89,7 @@ def prepare_corpus(documents: Sequence[str], base: Base, least_tokens: int, seed
         token_counts=np.bincount(packed.ids, minlength=base.config.vocab_size),
         documents=len(documents),
         tokens=tokens,
+        warnings=language_warnings(documents, base.load_text_encoder()),
     )
 
 

@@ -133,4 +133,5 @@ def _result(version: DomainVersion) -> dict[str, Any]:
     """Return the result of a job: the version, and whether it helps. A version of an older hplm does not say that."""
     made = {"domain": version.domain, "base": version.base, "version": version.number}
     benefit = version.about.get("benefit", {})
-    return {**made, **{key: benefit[key] for key in ("verdict", "why", "advice") if key in benefit}}
+    warnings = {key: version.about[key] for key in ("warnings",) if key in version.about}
+    return {**made, **{key: benefit[key] for key in ("verdict", "why", "advice") if key in benefit}, **warnings}

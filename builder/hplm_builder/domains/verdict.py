@@ -43,13 +43,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class DevResult:
-    """The scores of heads on a file of labelled examples: `metric` is the task's, higher is better."""
+    """The scores of heads on a file of labelled examples: `metric` is the task's, higher is better.
+
+    `repeats` says in a sentence which copies of texts were left out.
+    """
 
     file: str
     task: str
     metric: str
     examples: int
     scores: Difference
+    repeats: str = ""
 
 
 def compare(score: Callable[[Rows], tuple[float, float]], count: int) -> Difference:
@@ -80,7 +84,7 @@ class Verdict:
     """The measurements of a domain: `text` on held-out text of its corpus, `dev` on files of labelled examples.
 
     `text` holds losses, None if the held-out text is too short. `domain` and `start` name what is compared: the domain, and
-    its parent, or the version before if `is_update`.
+    its parent, or the version before if `is_update`. `base` is the base of the domain.
     """
 
     domain: str
@@ -88,6 +92,7 @@ class Verdict:
     text: Difference | None
     dev: Sequence[DevResult] = ()
     is_update: bool = False
+    base: str = ""
 
     @property
     def on_text(self) -> Outcome:
@@ -121,6 +126,7 @@ class Verdict:
             sentences.append(f"Loss of masked words on held-out text: {_words(self.text)}.")
         sentences += [
             f"{result.file}, {result.examples:,} examples: {result.metric} {_words(result.scores)}."
+            + (f" {result.repeats}." if result.repeats else "")
             for result in self.dev
         ]
         if not self.dev:
@@ -134,7 +140,9 @@ class Verdict:
             return f"Train tenants over it: --domain {self.domain}."
         if self.outcome == "helps":
             return f"A lower loss does not show that tenants gain: compare a tenant over both, {self.domain} and {self.start}."
-        remove = f"`hplm domain delete {self.domain}` removes the domain"
+        # Each base may have a domain of this name.
+        of_base = f" --base {self.base}" if self.base else ""
+        remove = f"`hplm domain delete {self.domain}{of_base}` removes the domain"
         return f"Leave tenants on {self.start}; {remove} with all versions." if self.is_update else f"{remove}."
 
     def as_dict(self) -> dict[str, Any]:

@@ -45,11 +45,13 @@ from hplm.errors import (
     DataError,
     MissingArtifactError,
     MissingRegistryError,
+    RegistryError,
     RegistryUnavailableError,
     UnknownDomainError,
     WrongBaseError,
 )
 from hplm.housekeeping.removal_plan import DEFAULT_ROOT
+from hplm.manage.base_survey import count_and_names, tenants_of, tenants_over
 from hplm.models import base_folder
 from hplm.plot import table as tables
 from hplm.registry.registry import Registry
@@ -215,7 +217,8 @@ def check_deletable(target: Path, name: str) -> None:
     if removed == default:
         raise ConfigError(
             f"{name!r} is the default base of {target}, by which requests are answered that name no base: export another "
-            f"base under this name, `hplm build export --name {name}`, or remove the repository"
+            f"base under this name, `hplm build export --models {target} --name {name} --base BASE --replace`, or remove the "
+            "repository"
         )
 
 
@@ -343,7 +346,7 @@ def _check_store_has(store: Store, settings: LookupSettings) -> bool:
                 f"base {base!r} is whole, and its only domain is {DEFAULT_ROOT!r}: give --plot {DEFAULT_ROOT}"
             ) from None
         raise MissingArtifactError(
-            f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot`"
+            f"{store.root} has no tables {plot!r}: give --plot, or make them with `hplm build plot --base {base} --plot {plot}`"
         ) from None
 
 
@@ -384,6 +387,36 @@ def check_adapter_width(target: Path, reduction_factor: int, name: str = DEFAULT
             f"that width could not be served any more: give --reduction-factor {before} to keep the width, or "
             f"--reduction-factor {reduction_factor} to make the slots narrower"
         )
+
+
+def check_replaced(target: Path, name: str, store: Store, base: str) -> None:
+    """Refuse to export `base` as the model `name` of `target` if tenants would lose service. Raises ConfigError.
+
+    Tenants lose service if the model serves another base, or if `store` lacks tenants that the model answers.
+    """
+    served = next((served for served in served_bases(target) if served.name == name), None)
+    if served is None or not store.base(base).is_dir():
+        return  # `export` says which bases the store has
+    try:
+        registry = served.settings.encode.registry
+    except ConfigError:
+        return  # without sound settings the model answers nobody
+    is_same_store = served.store_root == store.root.resolve() and store.registry in ("", registry)
+    is_same_base = served.base == base
+    if is_same_base and is_same_store:
+        return
+    try:
+        lost = set(tenants_of(served)).difference(tenants_over(store, base) if is_same_base else ())
+        of_whom = count_and_names(sorted(lost))
+    except RegistryError as error:
+        lost, of_whom = set(), f"tenants that cannot be read ({error.code})"
+    if is_same_base and not lost:
+        return
+    raise ConfigError(
+        f"model {name!r} of {target} serves base {served.base!r} of the store {served.store_root}, and this export would "
+        f"replace it and take service from {of_whom}: give --name {'NEW' if is_same_base else base} to serve base "
+        f"{base!r} beside it, or --replace to take the earlier base out"
+    )
 
 
 def _instances_of(folder: Path) -> int:

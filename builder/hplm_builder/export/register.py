@@ -87,7 +87,7 @@ def name_root(store: Store, base: Base, root: str) -> None:
         if register_root(registry, store, base, root).parent_id is not None:
             raise DataError(
                 f"{root!r} is also a domain below another, over which the tenants would be served: "
-                "make the PLOT under another name (`hplm build plot --plot NAME`)"
+                "make the PLOT under another name (`hplm build plot --base BASE --plot NAME`)"
             )
 
 

@@ -74,7 +74,9 @@ def choose_cut(
         if profile.conditions.fingerprint == base.fingerprint and profile.layers:
             largest = max(profile.layers, key=lambda timing: timing.texts * timing.tokens)
             return balanced_cut(largest.ms, stages), f"by the layers' times in the profile of {profile.measured_at}"
-    return even_cut(layers, stages), "evenly, because there is no profile of the base: `hplm profile` measures it"
+    return even_cut(
+        layers, stages
+    ), "evenly, because there is no profile of the base: `hplm profile --models MODELS --name NAME` measures it"
 
 
 def check_can_be_cut(store: Store, base: BaseFolder) -> None:

@@ -152,7 +152,8 @@ def build_domain(
         current = registry.find_domain(base_name, name)
         if current is not None and current.parent is None:
             raise DataError(
-                f"{name!r} is the root of a tree, which `hplm build plot` makes: give the domain another name"
+                f"{name!r} is the root of a tree, which `hplm build plot --base {base_name} --plot {name}` makes: give the "
+                "domain another name"
             )
         parent = parent or (current.parent if current is not None else None) or DEFAULT_ROOT
         if name == parent:

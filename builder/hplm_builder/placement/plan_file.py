@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import uuid
 from pathlib import Path
 
+from hplm.core.columns import table_rows
+from hplm.core.numbers import read_numbers
 from hplm.errors import DataError
 from hplm.placement.plan import Plan
 from hplm.store.artifact import sync
@@ -29,24 +30,16 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 def read_tenant_rates(path: Path) -> dict[str, float]:
     """Read the requests a second of tenants: CSV with the columns TENANT and RATE. Raises DataError with file and line."""
+    rows = [*table_rows(path, (TENANT, RATE))]
+    column = read_numbers(rate for _, (_, rate) in rows)
     rates: dict[str, float] = {}
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            rows = csv.DictReader(lines)
-            if missing := {TENANT, RATE} - set(rows.fieldnames or ()):
-                raise DataError(
-                    f"{path}, line 1: columns TENANT and RATE were expected, {sorted(missing)[0]} is missing"
-                )
-            for row in rows:
-                where = f"{path}, line {rows.line_num}"
-                tenant, rate = row[TENANT] or "", _number(row[RATE] or "")
-                if not tenant or tenant in rates:
-                    raise DataError(f"{where}: one line for each tenant was expected, got {tenant!r:.100}")
-                if not 0 <= rate < math.inf:
-                    raise DataError(f"{where}: requests a second, 0 or more, were expected, got {row[RATE]!r:.100}")
-                rates[tenant] = rate
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as rates of tenants: {error}") from None
+    for where, (tenant, written) in rows:
+        rate = _number(written if column.also else column.plain.get(written, written))
+        if not tenant or tenant in rates:
+            raise DataError(f"{where}: one line for each tenant was expected, got {tenant!r:.100}")
+        if not 0 <= rate < math.inf:
+            raise DataError(f"{where}: requests a second, 0 or more, were expected, got {written!r:.100}")
+        rates[tenant] = rate
     return rates
 
 

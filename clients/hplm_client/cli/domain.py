@@ -12,7 +12,7 @@ import typer
 from hplm.reporting.command_options import CommandGroup
 from hplm.reporting.terminal_text import say
 from hplm_client.cli.deletion import YesOption, delete_confirmed
-from hplm_client.cli.display import print_json, print_records
+from hplm_client.cli.display import print_json, print_records, warning_lines
 from hplm_client.cli.options import DEFAULT_URL, BaseOption, JobOptions, JsonOption, SeedOption, UrlOption, open_client
 from hplm_client.cli.submit_job import submit_job, upload_files
 
@@ -107,6 +107,8 @@ def show_domain(
     place = f"below {domain.parent}" if domain.parent else "the root"
     say(f"domain {domain.name} of base {domain.base} is at version {domain.version}, {place}")
     _print_verdict(domain.about.get("benefit", {}))
+    for line in warning_lines(domain.about):
+        say(line)
     print_records(domain.versions, ("version", "created_s"), as_json=False)
 
 
@@ -150,6 +152,8 @@ def _submit(action: str, request: dict[str, Any], training: PretrainingOptions, 
         if (result := submit_job(client, action, request, job)) is not None:
             say(f"domain {request['domain']} is at version {result.get('version')}")
             _print_verdict(result)
+            for line in warning_lines(result):
+                say(line)
 
 
 def _print_verdict(benefit: Mapping[str, Any]) -> None:

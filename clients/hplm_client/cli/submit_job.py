@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from hplm.core.columns import Columns, check_header, check_use
+from hplm.core.text_lines import refuse_model
 from hplm.core.wire import CORPUS_ENDINGS, DATA_ENDINGS
 from hplm.errors import HplmError, UnknownJobError, check_ending
 from hplm.reporting.terminal_text import visible
@@ -45,6 +46,7 @@ def upload_files(
     sources: dict[str, Source] = {}
     with printing_errors(options.as_json):
         for key, path in paths.items():
+            refuse_model(path)
             check_ending(path.name, CORPUS_ENDINGS if key == "corpus" else DATA_ENDINGS)
         if columns is not None:
             check_use(columns, [path.name for path in paths.values()])

@@ -190,7 +190,7 @@ def open_quotas(store: Store, server: int) -> Quotas:
 
 def file_of(store: Store, name: str) -> Path:
     """Return the path of the file of a store and a server's `name`."""
-    key = hashlib.sha256(f"{store.root}\0{store.registry}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(os.fsencode(f"{store.root}\0{store.registry}")).hexdigest()[:16]
     return SHARED_MEMORY / f"{PREFIX}{os.geteuid()}-{name}-{key}"
 
 

@@ -1,12 +1,23 @@
-"""How far confidences are from the share of right answers: the expected calibration error, without what chance adds to it."""
+"""The temperature that calibrates a level's confidences, and how far confidences are from the share of right answers.
+
+That distance is the expected calibration error, without what chance adds to it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+# The temperatures that a level may get. Those of 36 levels (docs/cascade.md) are 0.57 to 3.9. Beyond these bounds a temperature
+# says more about the few examples that it was fitted on than about the model.
+TEMPERATURES = (0.5, 5.0)
+# The standard deviation of the logarithm of temperatures, around that of 1: of the same 36 levels it is 0.57.
+LOG_SPREAD = 0.6
+# The least examples that a temperature is fitted on.
+LEAST_EXAMPLES = 20
 # Bins of equally many texts.
 BINS = 15
 # How often answers are drawn from the model's own confidences.
@@ -38,6 +49,37 @@ class Calibration:
     def excess(self) -> float:
         """The error less what chance explains, at least 0."""
         return max(0.0, self.error - self.by_chance)
+
+
+def why_uncalibrated(right: npt.ArrayLike) -> str:
+    """Return why no temperature can be fitted on answers of which those in `right` `[N]` are right; "" if one can.
+
+    If all answers are right, the likeliest temperature is 0, at which every later answer would have the confidence 1.
+    """
+    hits = np.asarray(right, bool)
+    if len(hits) < LEAST_EXAMPLES:
+        return f"{len(hits)} examples are fewer than {LEAST_EXAMPLES}"
+    if hits.all() or not hits.any():
+        return f"all {len(hits):,} answers are {'right' if hits.all() else 'wrong'}"
+    return ""
+
+
+def fit_temperature(log_likelihood: Callable[[float], float], right: npt.ArrayLike) -> float:
+    """Return the most probable temperature (Tabi, section 4.1, with a prior), and 1 if `why_uncalibrated` says why.
+
+    `log_likelihood` returns that of the labels of all examples at a temperature. The prior is LOG_SPREAD around 1.
+    """
+    from scipy.optimize import minimize_scalar
+
+    if why_uncalibrated(right):
+        return 1.0
+
+    def loss(log_temperature: float) -> float:
+        return 0.5 * (log_temperature / LOG_SPREAD) ** 2 - log_likelihood(float(np.exp(log_temperature)))
+
+    found = minimize_scalar(loss, bounds=tuple(np.log(TEMPERATURES)), method="bounded", options={"xatol": 1e-3})
+    # Servers get the temperature in float32.
+    return float(np.float32(np.exp(found.x)))
 
 
 def measure_calibration(

@@ -447,7 +447,7 @@ def load_settings(kind: type[Settings], path: Path) -> Settings:
         values = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} does not exist: `hplm build export` writes model folders with their settings"
+            f"{path} does not exist: `hplm build export --models MODELS` writes model folders with their settings"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from error

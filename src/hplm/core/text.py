@@ -7,12 +7,14 @@ first text that is read.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +79,14 @@ class TextEncoder:
         self._portion = CHARACTERS_PER_TOKEN * max_tokens
         if self._unsure_words is None and not self._splits_at_spaces:
             self._portion = MOST_CHARACTERS
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id of what the vocabulary lacks; None if it lacks nothing, as a vocabulary of bytes."""
+        model = json.loads(self._tokenizer.to_str())["model"]
+        if model.get("unk_id") is not None:
+            return int(model["unk_id"])
+        return self._tokenizer.token_to_id(model.get("unk_token") or "")
 
     def encode(self, texts: Sequence[TextOrPair]) -> list[EncodedText]:
         """Tokenise a batch. A text of white space alone gives only special tokens, see `check_not_empty`.
@@ -267,6 +277,26 @@ def _set_apart(tokenizer: Tokenizer) -> None:
 def _code_points(characters: Iterable[str]) -> str:
     """Return the inside of a regex's brackets that match these characters."""
     return "".join(f"\\x{{{ord(one):x}}}" for one in sorted(characters))
+
+
+def text_key(text: TextOrPair) -> TextOrPair:
+    """Return a text or pair in the form by which statistics compare it, because a near-copy is no new evidence.
+
+    Case, white space, compatible forms of characters (Unicode NFKC) and characters without width do not count.
+    """
+    if isinstance(text, tuple):
+        first, second = text
+        return _key(first), _key(second)
+    return _key(text)
+
+
+def _key(text: str) -> str:
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(one for one in text if unicodedata.category(one) != "Cf")
+        # Once more, because folding may leave characters that NFKC composes.
+        text = unicodedata.normalize("NFKC", text.casefold())
+    return " ".join(text.casefold().split())
 
 
 def _texts_of(text: TextOrPair) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from hplm.errors import DataError
+from hplm.errors import DataError, unreadable
 
 MOST_LINE_BYTES = 1_000_000  # UTF-8 bytes of a line; a file's form is found in so many bytes of its beginning
 _UTF_32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
@@ -21,6 +22,28 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 Opened = TypeVar("Opened", bound="DecodedFile")
 # Converting a file twice leaves two carriage returns before a line feed.
 _LINE_END = re.compile("\r*\n|\r")
+
+# Endings of files that hold a model's weights.
+_WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".gguf", ".h5", ".msgpack")
+
+
+def refuse_model(path: Path) -> None:
+    """Raise DataError, which says what to do, if a file or folder of a model came where text is expected."""
+    try:
+        names = sorted(child.name for child in path.iterdir()) if path.is_dir() else [path.name]
+    except OSError as error:
+        raise unreadable(str(path), error) from error
+    weights = [name for name in names if name.lower().endswith(_WEIGHT_ENDINGS)]
+    config = [name for name in ("adapter_config.json", "config.json") if name in names][:1]
+    if weights or config:
+        kind = "an adapter" if config == ["adapter_config.json"] else "a model"
+        raise DataError(
+            f"{path} is {kind} ({', '.join([*config, *weights][:3])}), and labelled examples or texts are expected: hplm "
+            "cannot import adapters and fine-tuned models. Send the examples that it was trained on. A pretrained encoder can "
+            "be a base of tenants: `hplm build base --model FOLDER`"
+        )
+    if path.is_dir():
+        raise DataError(f"{path} is not a file but a folder: {', '.join(names[:5]) or 'it is empty'}")
 
 
 @dataclass(frozen=True)

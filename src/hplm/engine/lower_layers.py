@@ -106,7 +106,7 @@ def load(folder: Path, base: Base, *, words: nn.Embedding | None = None, verify:
     if stored.meta.get("base") != base.fingerprint:
         raise WrongBaseError(
             f"{folder} was trained over base {stored.meta.get('base')}, this base is {base.fingerprint}: "
-            "build the domain again with `hplm build domain`"
+            "build the domain again with `hplm build domain NAME --base BASE --corpus FILE`"
         )
     with torch.device("meta"):
         lower = make_lower(base.config)

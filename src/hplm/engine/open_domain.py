@@ -239,8 +239,8 @@ def open_lineage(
         without = folders[len(with_branch)]
         raise ConfigError(
             f"version {without.name} of domain {without.parent.name!r} has no table, so its n-grams cannot be answered with "
-            f"miss {miss}: set miss to compute (`hplm build export --miss compute`), or build a version with a table "
-            "(`hplm domain update --top 10`)"
+            f"miss {miss}: set miss to compute (`hplm build export --models MODELS --keep-settings --name NAME "
+            "--miss compute`), or build a version with a table (`hplm domain update NAME --base BASE --corpus FILE --top 10`)"
         )
     overlay_windows = overlay_windows if miss == "compute" else 0
     dtype = dtype or choose_dtype("auto", device)

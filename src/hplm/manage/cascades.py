@@ -18,7 +18,7 @@ def check_create(request: FineTune) -> None:
     if request.levels is None and (given(request.target) or request.data.proof is not None):
         raise BadManageRequestError(
             "`target` and `data.proof` are for a tenant with `levels`: name the bases, from small to large "
-            "(`hplm tenant create --levels`)"
+            "(`hplm tenant create NAME --levels SMALL,LARGE --train FILE`)"
         )
 
 
@@ -88,7 +88,10 @@ def of_levels(
 
 def _state(tenant: str, cascade: CascadeRecord | None) -> str:
     if cascade is None:
-        return f"tenant {tenant!r} has no cascade: create a tenant with `levels` (`hplm tenant create --levels`)"
+        return (
+            f"tenant {tenant!r} has no cascade: create a tenant with `levels` "
+            "(`hplm tenant create NAME --levels SMALL,LARGE --train FILE`)"
+        )
     lost = f", because its versions over {', '.join(cascade.lost)} are no longer served" if cascade.lost else ""
     return (
         f"the cascade of tenant {tenant!r} is out of force{lost}: roll back to a version of it, or delete the tenant and "

@@ -190,7 +190,7 @@ class ManageService:
                 raise BadManageRequestError(
                     f"the adapter slots of base {base!r} hold no wide adapter (reduction_factor "
                     f"{served[base].reduction_factor}): ask for a narrow one, or export the models with "
-                    "`hplm build export --reduction-factor 4`"
+                    "`hplm build export --models MODELS --keep-settings --name NAME --reduction-factor 4`"
                 )
             self._check_domain(base, domain, is_waited_for=not request.dry_run)
         files: dict[str, Source] = given(request.data)
@@ -263,7 +263,9 @@ class ManageService:
             with self._naming_its_job(f"domain:{base}/{name}"):
                 known = self._registry.domain(base, name).parent
             if known is None:
-                raise BadManageRequestError(f"{name!r} is the root of its tree: `hplm build plot` makes it")
+                raise BadManageRequestError(
+                    f"{name!r} is the root of its tree: `hplm build plot --base {base} --plot {name}` makes it"
+                )
             if request.parent not in (None, known):
                 raise BadManageRequestError(f"domain {name!r} is below {known!r}, which an update cannot change")
             parent = known
@@ -426,7 +428,7 @@ class ManageService:
             # The look-up stage finds its root by this domain, and would fail to load.
             raise DomainInUseError(
                 f"domain {request.domain!r} cannot be deleted: this server's models were exported over it; export them over "
-                "another domain first (`hplm build export --keep-settings --plot NAME`)"
+                "another domain first (`hplm build export --models MODELS --keep-settings --name NAME --plot PLOT`)"
             )
         crash_point("delete.before")
         uploads = self._registry.delete_domain(base, request.domain, self._clock())

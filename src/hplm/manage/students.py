@@ -41,7 +41,7 @@ def choose_trunk(store: Store, settings: ManagerSettings, named: str | None) -> 
         if named in settings.managed and named not in trunks:
             raise BadManageRequestError(
                 f"base {named!r} is no trunk, so it has no students{_instead(trunks)}; "
-                "`hplm build base --trunk` makes a trunk"
+                "`hplm build base --trunk 2 --from BASE --name TRUNK` makes a trunk"
             )
         return named
     if len(trunks) != 1:
@@ -82,7 +82,7 @@ def of_students(options: Mapping[str, Any], store: Store, settings: ManagerSetti
     if not teachers:
         raise BadManageRequestError(
             "this server serves trunks only, and none of their layers could teach: export the base that the trunk was "
-            "made of beside it (`hplm build export --name`)"
+            "made of beside it (`hplm build export --base BASE --name BASE --models MODELS`)"
         )
     return {"students": dict(options), "teachers": teachers}
 

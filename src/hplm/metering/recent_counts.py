@@ -142,5 +142,5 @@ def counts_of(outcomes: Counter[str], tokens: int) -> Counts:
 
 
 def _path(store: Path, registry: str, folder: Path) -> Path:
-    name = hashlib.sha256(f"{store.absolute()}\0{registry}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(f"{store.absolute()}\0{registry}")).hexdigest()[:16]
     return folder / f"{PREFIX}{os.geteuid()}-{name}"

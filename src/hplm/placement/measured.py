@@ -29,7 +29,7 @@ def served_model(
     if not profile.layers:
         raise ConfigError(
             f"base {profile.base!r}: a profile with the times of layers was expected, and that of {profile.measured_at} has "
-            "none: measure the base with `hplm profile`"
+            "none: measure the base with `hplm profile --models MODELS --name NAME`"
         )
     if tokens < 1 or most_batch < 1:
         raise ConfigError(f"a token and a request at least were expected, got {tokens} and {most_batch}")

@@ -215,7 +215,8 @@ def _read(folder: Path, fingerprint: str, verify: bool) -> _Stored:
     if meta.get("base") != fingerprint:
         raise WrongBaseError(
             f"{folder} was built for base {meta.get('base')}, this base is {fingerprint}: build the table again with "
-            f"`hplm build plot`. It holds vectors of form {meta.get('lower_form')!r} for n-grams of {meta.get('window')} tokens"
+            f"`hplm build plot --base BASE --plot PLOT`. It holds vectors of form {meta.get('lower_form')!r} for "
+            f"n-grams of {meta.get('window')} tokens"
         )
     if verify:
         stored.verify()

@@ -76,5 +76,5 @@ def _read(path: Path) -> Profile:
         return Profile.from_json(json.loads(path.read_text()), str(path))
     except (OSError, ValueError, ConfigError) as error:
         raise CorruptArtifactError(
-            f"{path} is no profile ({error}): remove it, and measure with `hplm profile`"
+            f"{path} is no profile ({error}): remove it, and measure with `hplm profile --models MODELS --name NAME`"
         ) from error

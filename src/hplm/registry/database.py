@@ -190,7 +190,8 @@ class Database:
             os.close(handle)
 
     def _sqlite(self, path: Path) -> Engine:
-        address = f"file:{quote(str(path))}?mode="
+        # As bytes, because a path need not be text.
+        address = f"file:{quote(os.fsencode(path))}?mode="
 
         def connect(query: str, factory: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
             return sqlite3.connect(

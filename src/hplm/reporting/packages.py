@@ -13,15 +13,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from hplm.errors import DownloadError
+from hplm.errors import ConfigError, DownloadError
 
 # Errors of reading a damaged zip.
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError)
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: `$HPLM_CACHE`, else `~/.cache/hplm`."""
-    return Path(os.environ.get("HPLM_CACHE") or Path.home() / ".cache" / "hplm")
+    """Return the cache folder: `$HPLM_CACHE`, else `~/.cache/hplm`. Raises ConfigError if this user has no home folder."""
+    if given := os.environ.get("HPLM_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "hplm"
+    except RuntimeError:
+        raise ConfigError(
+            f"user {os.getuid()} has no home folder for downloads: set HPLM_CACHE to a folder, or HOME"
+        ) from None
 
 
 def fetch_wheel(requirement: str) -> Path:

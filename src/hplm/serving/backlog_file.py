@@ -33,7 +33,7 @@ class BacklogFile:
     """
 
     def __init__(self, store: Path, base: str, folder: Path = SHARED_MEMORY, *, stage: int = 1) -> None:
-        name = hashlib.sha256(f"{store}\0{base}\0{stage}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(os.fsencode(f"{store}\0{base}\0{stage}")).hexdigest()[:16]
         self._folder = folder
         self._name = f"{backlogs_of(SERVER)}{name}"
         self._path = folder / f"{self._name}.{os.getpid()}.json"

@@ -66,7 +66,7 @@ class Classification(Task):
             raise DataError(f"the train data has one class ({labels.pop()!r}): a classification needs at least two")
         for name, part in parts.items():
             if unknown := sorted({str(example.label) for example in part} - labels):
-                raise DataError(f"the {name} data has labels that the train data lacks: {', '.join(unknown[:5])}")
+                raise DataError(f"the {name} data has labels that the train data lacks: {quoted(unknown, labels)}")
         return tuple(sorted(labels))
 
     def too_few_advice(self, train: Examples) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from hplm.core.characters import alike
 from hplm.core.text import TextOrPair
 
 # The largest value of a label that is a number, because training is in float32.
@@ -77,7 +79,8 @@ def may_be_dropped(character: str) -> bool:
     return character.isspace() or unicodedata.category(character) in DROPPED
 
 
-def quoted(names: Sequence[str]) -> str:
-    """Return the first names in quotes, for a sentence."""
-    shown = ", ".join(repr(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMED])
+def quoted(names: Sequence[str], others: Iterable[str] = ()) -> str:
+    """Return the first names in quotes, for a sentence. A name that looks like another one has escapes for other than ASCII."""
+    keys = Counter(alike(name) for name in {*names, *others})
+    shown = ", ".join((ascii if keys[alike(name)] > 1 else repr)(name[:LONGEST_QUOTED]) for name in names[:MOST_NAMED])
     return shown + ", ..." * (len(names) > MOST_NAMED)

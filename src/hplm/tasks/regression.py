@@ -17,9 +17,6 @@ from hplm.tasks.task import IGNORED, Answers, Logits, Scale, Task, Tokens, whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Labels are taken for numbers if at most this share of them is no number, and if there are more different numbers than this.
-MOST_ODD_NUMBERS = 0.1
-MOST_NUMBERED_CLASSES = 20
 # The least standard deviation of the values, as a share of the largest value. Answers are float32: at this limit their steps
 # are a hundredth of the deviation, less than any model's error. Below it the steps soon hide all differences.
 LEAST_SPREAD = 2.0**-16
@@ -45,17 +42,9 @@ class Regression(Task):
 
     def is_meant_by(self, train: Examples) -> bool:
         """Return whether all labels are numbers, of which one is no integer."""
-        if train[0].label is None:
+        if train[0].label is None or any(number_in(example.label) is None for example in train):
             return False
-        odd = [example for example in train if number_in(example.label) is None]
-        if odd and (train[0].is_score or _are_numbers(train, odd)):
-            quoted = "; ".join(f"{example.where or repr(example.text[:60])}: {example.label!r}" for example in odd[:5])
-            raise DataError(
-                f"{len(odd):,} of {len(train):,} labels of the train data are no numbers, but the others look like a "
-                f"regression's ({quoted}): "
-                "correct them, or say that labels are classes (--task classification, in a request `task`)"
-            )
-        return not odd and any(example.value % 1 for example in train)
+        return any(example.value % 1 for example in train)
 
     def labels_of(self, parts: Parts) -> tuple[str, ...]:
         for name, part in parts.items():
@@ -92,6 +81,9 @@ class Regression(Task):
     def stratum(self, example: LabelledText) -> str:
         return ""
 
+    def gold(self, example: LabelledText) -> object:
+        return example.value
+
     def test_warnings(self, test: Examples) -> list[str]:
         is_constant = len({example.value for example in test}) == 1
         return ["the test data holds one value only: its scores mean nothing"] if is_constant else []
@@ -119,12 +111,6 @@ class Regression(Task):
     def labelled_as(self, example: LabelledText, answer: Sequence[LabelledSpan]) -> LabelledText:
         (span,) = answer
         return replace(example, label=str(span.score))
-
-
-def _are_numbers(train: Examples, odd: Examples) -> bool:
-    """Return whether labels are meant as numbers despite the `odd` labels: class names would not be as many numbers."""
-    numbers = {example.value for example in train if number_in(example.label) is not None}
-    return len(odd) <= MOST_ODD_NUMBERS * len(train) and len(numbers) > MOST_NUMBERED_CLASSES
 
 
 def pearson(gold: Sequence[float], answered: Sequence[float]) -> float:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from hplm.core.text import text_key
 from hplm.core.wire import LabelledSpan
 from hplm.errors import DataError
 from hplm.tasks.entity_scores import entity_f1, entity_types, gold_entities
-from hplm.tasks.examples import Entity, Examples, LabelledText, Parts
+from hplm.tasks.examples import Entity, Examples, LabelledText, Parts, quoted
 from hplm.tasks.tag_sequences import (
     Scores,
     are_moderate,
@@ -121,7 +122,7 @@ class Tagging(Task):
         for name, part in parts.items():
             if unknown := sorted(_types(part) - set(kinds)):
                 raise DataError(
-                    f"the {name} data has types of entities that the train data lacks: {', '.join(unknown[:5])}"
+                    f"the {name} data has types of entities that the train data lacks: {quoted(unknown, kinds)}"
                 )
         return ("O", *(f"{prefix}-{kind}" for kind in kinds for prefix in ("B", "I")))
 
@@ -136,7 +137,8 @@ class Tagging(Task):
         return str(sorted({entity.label for entity in example.entities}))
 
     def gold(self, example: LabelledText) -> object:
-        return example.entities
+        # Without places, because copies of a text may differ in white space.
+        return tuple((entity.label, text_key(example.text[entity.start : entity.end])) for entity in example.entities)
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:
         return sorted({tag.partition("-")[2] for tag in labels if tag != "O"})

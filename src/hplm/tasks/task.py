@@ -143,7 +143,7 @@ class Task(ABC):
         return ""
 
     def gold(self, example: LabelledText) -> object:
-        """Return what the example is labelled with."""
+        """Return what the example is labelled with, as it is compared with labels of copies of the text."""
         return example.label
 
     def label_names(self, labels: Sequence[str]) -> Sequence[str]:

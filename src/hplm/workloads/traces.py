@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from hplm.core.columns import table_rows
+from hplm.core.numbers import read_numbers
 from hplm.errors import DataError
 from hplm.reporting.benchmark_result import plain
 
@@ -22,7 +23,7 @@ Seconds = npt.NDArray[np.float64]
 # Date, fraction of a second, and time zone as sign, hours and minutes. Azure's traces have seven digits of a second, and
 # newer traces have a time zone. Python 3.10 reads neither.
 _DATE = re.compile(
-    r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?)((?<=:\d\d:\d\d)\.\d+)?(?:Z|([+-])([01]\d|2[0-3]):?([0-5]\d)?)?",
+    r"(\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?)((?<=:\d\d:\d\d)[.,]\d+)?(?:Z|([+-])([01]\d|2[0-3]):?([0-5]\d)?)?",
     re.ASCII,
 )
 # Largest number accepted as a time stamp. Nanoseconds since 1970 are below the limit; gaps of larger numbers could sum to
@@ -101,18 +102,16 @@ def read_trace(path: Path) -> Seconds:
 def load_trace(path: Path) -> Trace:
     """Read a trace. Raises DataError with the file and the line.
 
-    The file is CSV with a column TIMESTAMP, such as Azure's traces of LLM inference. Time stamps are dates or numbers. A date
-    without a time zone is UTC. Numbers are Unix seconds, milliseconds, microseconds or nanoseconds, as their size says, or else
-    seconds from any time on.
+    The file is CSV with a column TIMESTAMP, in any case, such as Azure's traces of LLM inference. Time stamps are dates or
+    numbers. A date without a time zone is UTC. Numbers may have a decimal comma. They are Unix seconds, milliseconds,
+    microseconds or nanoseconds, as their size says, or else seconds from any time on.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            rows = csv.DictReader(lines)
-            times_s = np.array([_parse_time_stamp(path, rows.line_num, row["TIMESTAMP"] or "") for row in rows])
-    except KeyError:
-        raise DataError(f"{path} has no column TIMESTAMP") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a trace: {error}") from None
+    stamps = [(where, stamp) for where, (stamp,) in table_rows(path, ("TIMESTAMP",))]
+    numbers = [stamp for _, stamp in stamps if _DATE.fullmatch(stamp.strip()) is None]
+    # Reading a column of numbers takes a second for each 100,000, so only numbers with commas are read so.
+    if any("," in number for number in numbers) and not (column := read_numbers(numbers)).also:
+        stamps = [(where, column.plain.get(stamp, stamp)) for where, stamp in stamps]
+    times_s = np.array([_parse_time_stamp(where, stamp) for where, stamp in stamps])
     if len(times_s) < 2 or times_s.min() == times_s.max():
         raise DataError(f"{path} holds {len(times_s)} arrivals; a trace needs two at different times")
     # The median, because one stray time stamp must not choose the unit.
@@ -128,7 +127,7 @@ def load_trace(path: Path) -> Trace:
     return Trace(path, rising, unit, in_order, in_whole_numbers)
 
 
-def _parse_time_stamp(path: Path, line: int, stamp: str) -> float:
+def _parse_time_stamp(where: str, stamp: str) -> float:
     """Return a date as seconds since 1970, and a number unchanged: only gaps matter. Raises DataError."""
     try:
         date = _DATE.fullmatch(stamp.strip())
@@ -136,7 +135,7 @@ def _parse_time_stamp(path: Path, line: int, stamp: str) -> float:
     except ValueError:
         time_stamp = math.nan
     if not abs(time_stamp) <= MAX_TIME_STAMP:
-        raise DataError(f"{path}, line {line}: {stamp!r:.100} is no time; write Unix seconds or YYYY-MM-DD HH:MM:SS")
+        raise DataError(f"{where}: {stamp!r:.100} is no time; write Unix seconds or YYYY-MM-DD HH:MM:SS")
     return time_stamp
 
 
@@ -144,4 +143,4 @@ def _since_1970_s(date: str, fraction: str, sign: str, hours: str, minutes: str)
     """Return a date as seconds since 1970; a date without a time zone is UTC. Raises ValueError."""
     zone_s = 3600 * int(hours) + 60 * int(minutes)
     whole_s = (datetime.fromisoformat(date) - datetime(1970, 1, 1)).total_seconds()
-    return whole_s + float(fraction) + (zone_s if sign == "-" else -zone_s)
+    return whole_s + float(fraction.replace(",", ".")) + (zone_s if sign == "-" else -zone_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from typing import Annotated, Any
@@ -14,14 +15,19 @@ from hplm.errors import ConfigError, InternalError, UnreachableError
 from hplm.reporting.terminal_text import say
 from hplm.runtime.local_http import LOCAL_HTTP
 
-DEFAULT_URL = "http://127.0.0.1:8003"
+DEFAULT_PORT = 8003
 MOST_ANSWER_BYTES = 1 << 20
 
 
 def health(
     url: Annotated[
-        str, typer.Option(envvar="HPLM_HEALTH_URL", help="Address of the health endpoint: http://HOST:PORT.")
-    ] = DEFAULT_URL,
+        str | None,
+        typer.Option(
+            envvar="HPLM_HEALTH_URL",
+            help="Address of the health endpoint: http://HOST:PORT.",
+            show_default=f"port {DEFAULT_PORT} of the host in HPLM_URL, else of this machine",
+        ),
+    ] = None,
     live: Annotated[bool, typer.Option("--live", help="Ask only whether `hplm serve` runs.")] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to wait for the answer.")
@@ -38,10 +44,20 @@ def health(
 
       hplm health --live || systemctl restart hplm
     """
-    is_well, answer = read_health(url, "live" if live else "ready", timeout_s)
+    is_well, answer = read_health(url or default_url(), "live" if live else "ready", timeout_s)
     say(json.dumps(answer) if as_json else "\n".join(lines_of(answer)))
     if not is_well:
         raise typer.Exit(1)
+
+
+def default_url() -> str:
+    """Return the usual address of the health endpoint, on the host that HPLM_URL names. Raises ConfigError."""
+    if not (server := os.environ.get("HPLM_URL")):
+        return f"http://127.0.0.1:{DEFAULT_PORT}"
+    # Imported here, because the client's libraries take longer to import than a probe may take.
+    from hplm_client.transport.address import split_url
+
+    return f"http://{split_url(server).host.rpartition(':')[0]}:{DEFAULT_PORT}"
 
 
 def read_health(url: str, path: str, timeout_s: float) -> tuple[bool, dict[str, Any]]:
@@ -59,7 +75,10 @@ def read_health(url: str, path: str, timeout_s: float) -> tuple[bool, dict[str, 
         with error:
             status, content = error.code, error.read(MOST_ANSWER_BYTES)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UnreachableError(f"{url} does not answer: {getattr(error, 'reason', None) or error}") from None
+        raise UnreachableError(
+            f"{url} does not answer: {getattr(error, 'reason', None) or error}; if `hplm serve` runs, give its --health-port "
+            "with --url or HPLM_HEALTH_URL"
+        ) from None
     try:
         answer = json.loads(content)
     except ValueError:
@@ -81,4 +100,4 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
     rows = [f"{'ready' if answer['ready'] else 'not ready'}{why}{restarts}"]
     for name, model in models.items():
         rows.append(f"  {name}: {model['answer']}, {model['ms']} ms" if model["ready"] else f"  {name}: {model['why']}")
-    return rows
+    return rows + [f"note: {note}" for note in answer.get("notes", ())]

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hplm.errors import StartError
+from hplm.triton.launcher.ports import family_of
 from hplm_cli.health.readiness import Verdict
 
 # Connections at once. Further connections are closed without an answer, so that nobody uses up the threads.
@@ -46,6 +47,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], verdict: Callable[[], Verdict]) -> None:
         self.verdict = verdict
+        self.address_family = family_of(address[0])
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, _Handler)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from hplm.adapters.bank import TenantBank
 from hplm.core.roles import CALLING, MANAGER, Role, ServedBase, dispatch_name, models_of, served_bases
 from hplm.errors import ArtifactError, ConfigError, RegistryError, UnknownTenantError
+from hplm.manage.base_survey import unserved_bases
 from hplm.models import base_folder
 from hplm.registry.catalog import Catalog
 from hplm.runtime.daemon_threads import DaemonThreads
@@ -85,12 +86,16 @@ class ModelHealth:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a server is ready. `why` is empty if the models themselves say why it is not."""
+    """Whether a server is ready. `why` is empty if the models themselves say why it is not.
+
+    `notes` say which tenants are not served though the server is ready, and how to repair it.
+    """
 
     state: State
     why: str = ""
     restarts: int = 0
     models: Mapping[str, ModelHealth] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     @property
     def ready(self) -> bool:
@@ -101,7 +106,8 @@ class Verdict:
         """Return the JSON form. It names models, never tenants."""
         why = {"why": self.why} if self.why else {}
         models = {name: health.as_dict() for name, health in self.models.items()}
-        return {"ready": self.ready, "state": self.state, **why, "restarts": self.restarts, "models": models}
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {"ready": self.ready, "state": self.state, **why, "restarts": self.restarts, "models": models, **notes}
 
 
 class AskedBase:
@@ -165,13 +171,20 @@ class Readiness:
         self._http_url = ""
         self._asking = threading.Lock()
         self._bases: dict[str, AskedBase] = {}
+        self._restarts = 0
         self._known: dict[str, ModelHealth] = {}
         self._known_until_s = 0.0
+        self._notes: Sequence[str] = ()
+        self._next_notes_s = 0.0
         self._threads = DaemonThreads(MOST_AT_ONCE, "hplm-ready")
 
     def follow(self, server: AskedServer, http_url: str) -> None:
         """Ask the models of this server from now on, at its address."""
         self._http_url = http_url
+        # Read now: an export may change the files of a base while the server still has the earlier models.
+        for served in served_bases(self._repository):
+            with suppress(ArtifactError, ConfigError, RegistryError):
+                self._bases[served.name] = AskedBase(served)
         self._server = server
 
     def close(self) -> None:
@@ -186,18 +199,31 @@ class Readiness:
             with self._asking:
                 if time.monotonic() >= self._known_until_s:
                     self._known = self._ask_all(server)
+                    self._note_unserved()
                     self._known_until_s = time.monotonic() + KEEP_S
                 models = self._known
             # A process may have died since. Of several processes of a model, a question reaches only one.
             models = {**models, **{name: ModelHealth(DEAD, 0.0) for name in server.dead_models & models.keys()}}
             # The server may shut down since, and a balancer must know this before the first request is refused.
             if server.state == "serving":
-                return Verdict("serving", "" if models else "no model is loaded", server.restarts, models)
+                why = "" if models else "no model is loaded"
+                return Verdict("serving", why, server.restarts, models, self._notes)
         return Verdict(server.state, WHY_NOT.get(server.state, "Triton has just been started"), server.restarts)
+
+    def _note_unserved(self) -> None:
+        if (now_s := time.monotonic()) >= self._next_notes_s:
+            self._next_notes_s = now_s + REREAD_S
+            # If files or registry cannot be read, the models say so.
+            with suppress(ConfigError, RegistryError):
+                self._notes = unserved_bases(self._repository)
 
     def _ask_all(self, server: AskedServer) -> dict[str, ModelHealth]:
         until_s = time.monotonic() + READY_TIMEOUT_S
         asked: dict[str, Future[ModelHealth]] = {}
+        if self._restarts != server.restarts:
+            # A Triton that was started again has the models that the repository has now.
+            self._restarts = server.restarts
+            self._bases.clear()
         for name, question in self._questions(server.models).items():
             asked[name] = Future()
             # Without memory for a thread there is no answer in time.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import re
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from hplm_builder.export.register import ROOT_OF_WHOLE
 from hplm_client import Client
 from tritonclient.utils import InferenceServerException
 
+from hplm.core.roles import served_base
 from hplm.core.settings import EncodeSettings, LookupSettings
 from hplm.errors import UnknownTenantError
 from hplm.store.layout import Store
@@ -23,10 +27,13 @@ from hplm.triton.launcher.ports import free_ports
 from hplm.triton.launcher.server import TritonServer
 from tests import tiny
 from tests.backends.test_whole_stages import ASKED, expected
+from tests.triton.failures.serve_process import START_S, Service
 from tests.triton.serving.test_server import expected_logits
 from tests.unit.builder.convert.test_whole import identity_tenant, states_of_transformers
+from tests.waiting import until
 
 pytestmark = pytest.mark.triton
+Hplm = Callable[..., subprocess.CompletedProcess[str]]
 PROTOCOLS = pytest.mark.parametrize("protocol", ["http", "grpc"])
 REAL_TEXTS = [
     "A moving, beautifully acted film that never quite earns its final scene.",
@@ -134,3 +141,53 @@ def test_a_hierarchical_and_a_whole_base_answer_from_one_server(tmp_path: Path) 
             for client, other in ((first, "omega"), (second, "alpha")):
                 with pytest.raises(UnknownTenantError):
                     client.predict(other, "the red cat")
+
+
+def test_an_export_over_a_served_base_says_who_loses_service_and_health_says_how_to_repair_it(
+    tmp_path: Path, hplm: Hplm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    models = tiny.make_repository(tmp_path, route=True)
+    store, _ = tiny.opened(tmp_path)
+    tiny.name_root(store, tiny.make_base(store, tiny.config(form="whole", name="whole"), seed=3), ROOT_OF_WHOLE)
+    over = ["build", "export", "--base", "whole", "--store", str(store.root), "--models", str(models)]
+    refused = hplm(*over)
+    assert refused.returncode == 1
+    assert "take service from 4 tenants (alpha, beta, gamma, tagger): give --name whole" in refused.stderr
+    assert served_base(models).base == "tiny"
+
+    service = Service(models, free_ports(), ["--no-worker"])
+    service.launch()
+    try:
+        service.await_answers()
+        assert hplm(*over, "--replace", "--dtype", "float32").returncode == 0
+        # The server still has the earlier models, and is asked about them.
+        service.await_ready()
+        with Client(service.ports.grpc_url, model="hbert") as client:
+            assert client.predict("alpha", "the red cat").label is not None
+        service.stop()
+        service.launch()
+        until(lambda: service.said().count("Serving HTTP") == 2 or service.process.poll() is not None, START_S)
+        assert service.process.poll() is None, service.said()
+        with Client(service.ports.grpc_url) as client, pytest.raises(UnknownTenantError):
+            client.predict("alpha", "the red cat")
+        service.await_ready()
+        done = hplm("health", "--url", service.ports.health_url)
+        note = "4 tenants of base 'tiny' have no model in"
+        assert done.returncode == 0
+        assert f"note: {note}" in done.stdout
+        assert note in service.said()
+        assert note in (tmp_path / "triton.log").read_text().splitlines()[0]
+        repair = re.findall("`hplm (build export [^`]*)`", done.stdout)[0]
+        assert hplm(*repair.split(), "--dtype", "float32").returncode == 0
+        until(lambda: "notes" not in service.health()[1])
+        until(lambda: "model tiny was added" in service.said())
+        service.await_answers()
+        # A deletion that takes service from tenants wants an answer, and nobody gives one here.
+        asked = hplm("base", "delete", "tiny", "--models", str(models))
+        assert asked.returncode == 1
+        assert "The server stops to answer 4 tenants (alpha, beta, gamma, tagger) by base tiny." in asked.stderr
+        assert "give --yes" in asked.stderr
+        service.await_answers()
+    finally:
+        service.stop()

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hplm_builder
 import numpy as np
 import pytest
 from hplm_builder.domains import domain_job
@@ -38,6 +39,7 @@ from tests.managed import Place, expected_logits, swapped
 
 pytestmark = pytest.mark.triton
 BIN = Path(sys.executable).parent
+MODEL = str(Path(hplm_builder.__file__).parent / "convert" / "shipped" / "minilm-ngrams")
 FAST = ["--epochs", "2", "--learning-rate", "0.003"]
 LEARNING = ["--epochs", "3", "--learning-rate", "0.05"]
 TEXTS = ("the red cat sings in Paris", "a slow dog runs over the green hill and under the river")
@@ -128,6 +130,65 @@ def test_a_dry_run_prints_what_it_would_cost(terminal: Terminal, place: Place) -
         assert "estimated: about" in terminal.out(*command)
         (plan,) = terminal.json(*command)
     assert plan["examples"]["train"] > 0
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "words"),
+    [
+        (
+            "{},5",
+            ["--task", "regression"],
+            ["labels are read as numbers with a decimal comma: '0,5' (odd.csv, line 3) as 0.5"],
+        ),
+        ("{} %", [], ["task: regression", "and a percent sign, which is left out: '0 %' (odd.csv, line 3) as 0"]),
+        ("1\u202f{:03}", [], ["task: regression", "'1\\u202f000' (odd.csv, line 3) as 1000"]),
+        ("1.{:03},5", [], ["task: regression", "'1.000,5' (odd.csv, line 3) as 1000.5"]),
+        ("\ufeffbilling", [], ["one class ('billing')"]),
+        ("1,{:03}", [], ["'1,000' (odd.csv, line 3) may have a decimal mark or divide thousands"]),
+        ("#N/A", [], ["40 labels or texts are error values", "odd.csv, line 3: '#N/A'"]),
+        ("nan", [], ["40 labels or texts are error values", "odd.csv, line 3: 'nan'"]),
+    ],
+)
+def test_a_dry_run_says_how_odd_labels_are_read(
+    place: Place, tmp_path: Path, form: str, options: list[str], words: list[str]
+) -> None:
+    odd = tmp_path / "odd.csv"
+    rows = "".join(f"{text};{form.format(number)}\r\n" for number, text in enumerate(tiny.sentences(40)))
+    odd.write_text(f"sep=;\r\nText;LABEL\r\n{rows}", encoding="utf-8")
+    with place.working():
+        done = Terminal(place.url("http")).run("tenant", "create", "odd", "--train", str(odd), *options, "--dry-run")
+    for word in words:
+        assert word in f"{done.stdout} {done.exception}"
+
+
+def test_classes_that_look_alike_and_another_language_are_told_to_the_end(
+    terminal: Terminal, place: Place, tmp_path: Path
+) -> None:
+    odd = tmp_path / "odd.csv"
+    labels = (
+        "billing",
+        "\u200bbilling",
+        "bil\u00adling",
+        "\uff42illing",
+        "None",
+        "caf\u00e9",
+        "cafe\u0301",
+        "Caf\u00e9",
+    ) * 8
+    texts = [*tiny.sentences(40), *("где моя посылка так долго", "счёт был списан дважды вчера") * 12]
+    rows = "".join(f"{text} {number},{label}\n" for number, (text, label) in enumerate(zip(texts, labels, strict=True)))
+    odd.write_text(f"text,label\n{rows}", encoding="utf-8")
+    create = ["tenant", "create", "alike", "--train", str(odd), *FAST]
+    with place.working():
+        printed = terminal.out(*create, "--dry-run"), terminal.out(*create)
+    shown = terminal.out("tenant", "show", "alike")
+    for output in (*printed, shown):
+        assert r"8 labels 'bil\xadling' (odd.csv, line 4) are read as 'billing', which looks the same" in output
+        assert r"spaces or how a number is written: 'billing', '\uff42illing'" in output
+        assert r"spaces or how a number is written: 'Caf\xe9', 'caf\xe9'" in output
+        assert "8 examples have the label 'None' (odd.csv, line 6), which is trained as a class" in output
+        assert "of the texts seem to be in a language that the base hardly knows" in output
+    terminal.out("tenant", "delete", "alike", "--yes")
 
 
 def test_a_tenant_learns_from_texts_without_labels_too(
@@ -292,6 +353,11 @@ def test_a_domain_of_a_small_corpus_is_refused(terminal: Terminal, corpus: Path)
     [
         (["tenant", "show", "nobody"], "UNKNOWN_TENANT: there is no tenant 'nobody'"),
         (["tenant", "create", "x", "--train", "no.csv"], "BAD_DATA: no.csv cannot be read"),
+        (
+            ["tenant", "create", "x", "--train", MODEL],
+            "hplm cannot import adapters and fine-tuned models. Send the examples",
+        ),
+        (["tenant", "show", "acme\u200b"], "character 5 is '\\u200b'"),
         (["tenant", "create", "x", "--train", "no.csv", "--path-on-server"], "FORBIDDEN: 'no.csv' is no file"),
         (
             ["tenant", "create", "x", "--train", "setup.cfg", "--url", "ftp://x"],
@@ -301,7 +367,7 @@ def test_a_domain_of_a_small_corpus_is_refused(terminal: Terminal, corpus: Path)
         (["job", "watch", "none"], "UNKNOWN_JOB: there is no job 'none'"),
         (["job", "list", "--url", "http://127.0.0.1:9"], "UNREACHABLE: http://127.0.0.1:9 does not answer"),
     ],
-    ids=["tenant", "file", "path", "address", "root", "job", "nobody-there"],
+    ids=["tenant", "file", "model", "unseen-name", "path", "address", "root", "job", "nobody-there"],
 )
 def test_an_error_is_one_line_and_status_1(
     place: Place,

@@ -129,10 +129,10 @@ def test_locust_loses_nothing(
     url = server.ports.http_url if protocol == "http" else server.ports.grpc_url
     (tmp_path / "texts.txt").write_text("\n".join(tiny.sentences(20)))
     trace = tmp_path / "trace.csv"
-    # A pause of 30 days in the middle must not change how many requests a run has.
+    # A spreadsheet's separator. A pause of 30 days in the middle must not change how many requests a run has.
     times = enumerate(np.cumsum(rng().gamma(0.25, 4.0, 500)))
-    recorded = (f"2023-{11 + i // 250}-16 18:{int(s) // 60:02}:{s % 60:010.7f},1\n" for i, s in times)
-    trace.write_text("TIMESTAMP,ContextTokens\n" + "".join(recorded))
+    recorded = (f"2023-{11 + i // 250}-16 18:{int(s) // 60:02}:{s % 60:010.7f};1\n" for i, s in times)
+    trace.write_text("sep=;\nTimestamp;ContextTokens\n" + "".join(recorded))
     scenario = [str(trace) if one == "TRACE" else one for one in scenario]
     (tmp_path / "names.txt").write_text("\n".join(MEMBERS))
     tenants = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -16,14 +17,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hplm_client import Client, ManageClient
+from hplm_client import AsyncClient, Client, ManageClient
 from hplm_client.transport.headers import HEADERS_VARIABLE
 
 from hplm.errors import StartError, TritonNotFoundError
@@ -33,13 +35,14 @@ from hplm.triton.launcher import ports as port_numbers
 from hplm.triton.launcher import server as launcher
 from hplm.triton.launcher.backend_folder import assemble_backends
 from hplm.triton.launcher.install import find_triton
-from hplm.triton.launcher.ports import Ports, check_free, free_ports
+from hplm.triton.launcher.ports import Ports, check_free, free_ports, listening_address
 from hplm.triton.launcher.server import TritonServer
 from hplm.triton.workarounds import killed_server_files
 from hplm_cli import serve
 from tests import tiny
 from tests.limits import limited
 from tests.tiny import flip_last_byte
+from tests.triton.failures.serve_process import Service
 from tests.waiting import until
 from tests.watching import runs, session_of
 
@@ -138,10 +141,56 @@ def test_a_taken_port_is_named_with_the_flag_to_change_it() -> None:
 
 
 def test_an_address_that_triton_does_not_listen_on_is_named() -> None:
-    with pytest.raises(StartError, match="IPv4"):
-        check_free(Ports(8000, 8001, 8002, "::1"))
+    for host, words in (
+        ("no.such.host.invalid", "an address or a name of this machine"),
+        ("fe80::1%lo", "with a zone"),
+    ):
+        with pytest.raises(StartError, match=words):
+            listening_address(host)
+    assert listening_address("localhost") == "127.0.0.1"
     with pytest.raises(StartError, match=r"203\.0\.113\.1 is no address of this machine .* see --host"):
         check_free(replace(free_ports(), host="203.0.113.1"))
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 address ::1")
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_hplm_serve_listens_on_ipv6_and_clients_and_probes_reach_it(
+    host: str, tmp_path: Path, hplm: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = tiny.make_repository(tmp_path, manager_settings={})
+    service = Service(models, replace(free_ports(), host="::1"), ["--no-worker", "--host", host, "--insecure"])
+    service.launch()
+    try:
+        service.await_answers()
+        service.await_ready()
+        for url in (service.ports.http_url, service.ports.grpc_url):
+            assert "[::1]" in url
+            done = hplm("predict", "--url", url, "--tenant", "alpha", "the red cat", "--json")
+            assert json.loads(done.stdout)["label"] in ("yes", "no")
+            with ManageClient(url) as manage:
+                assert manage.show_tenant("alpha").base == "tiny"
+            assert asyncio.run(ask_async(url)) in ("yes", "no")
+        assert hplm("health", "--url", service.ports.health_url).returncode == 0
+        with urllib.request.urlopen(service.ports.metrics_url, timeout=10) as page:
+            assert b"nv_inference_count" in page.read()
+        with pytest.raises(StartError, match=f"port {service.ports.http} of ::1 is not free"):
+            check_free(service.ports)
+    finally:
+        service.stop()
+
+
+async def ask_async(url: str) -> str | None:
+    async with AsyncClient(url) as client:
+        label = (await client.predict("alpha", "the red cat")).label
+    return label if label is None else str(label)
 
 
 def test_a_port_that_is_given_twice_is_named() -> None:

@@ -405,7 +405,7 @@ def test_a_base_is_added_and_deleted_while_requests_run(place: Place) -> None:
         assert in_use.returncode == 1
         assert f"base 'third' cannot be deleted: {FLEET} tenants stand on it" in in_use.stderr
         with under_load(place, third) as last:
-            assert run_base("delete", "late", "--models", str(place.models)).returncode == 0
+            assert run_base("delete", "late", "--yes", "--models", str(place.models)).returncode == 0
             until(lambda: not place.is_ready("late"))
             until(lambda: bool(last.refused))
             until(lambda: not {"late_plot", "late_upper"} & stubs_over(place.models).keys())

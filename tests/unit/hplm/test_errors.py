@@ -32,6 +32,13 @@ def test_an_error_survives_the_wire_also_with_tritons_words_in_front(leaf: type[
     assert str(back) == "the reason"
 
 
+def test_a_message_shows_what_cannot_be_seen_as_escapes() -> None:
+    message = str(
+        errors.DataError("labels in\u200bvoice, 1\u202f234\u00a0%, \u2764\ufe0f, \x1b[2J, Stra\u00dfe\n\u65e5\u672c")
+    )
+    assert message == "labels in\\u200bvoice, 1\\u202f234\\u00a0%, \u2764\\ufe0f, \\u001b[2J, Stra\u00dfe\n\u65e5\u672c"
+
+
 def test_a_message_without_a_code_is_no_error_of_ours() -> None:
     assert errors.from_wire("unexpected shape for input 'TEXT'") is None
 

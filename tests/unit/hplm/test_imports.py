@@ -126,10 +126,10 @@ def test_a_room_holds_at_most_fifteen_modules(top: str) -> None:
 
 
 def test_what_reads_a_file_for_clients_too_needs_the_standard_library_alone() -> None:
-    for name in ("columns", "text_lines"):
+    for name in ("columns", "text_lines", "characters"):
         for found in imports_of(ROOT / "src" / "hplm" / "core" / f"{name}.py"):
             if found.startswith("hplm"):
-                assert found in ("hplm.errors", "hplm.core.text_lines")
+                assert found in ("hplm.errors", "hplm.core.text_lines", "hplm.core.characters")
             else:
                 assert found.split(".")[0] in sys.stdlib_module_names
 

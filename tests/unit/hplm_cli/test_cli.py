@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_used_is_one_line_and_status_1_too(hplm: Run, tmp_
     models = tiny.make_repository(tmp_path)
     done = hplm("build", "backends", "--models", str(models), "--out", "/dev/null/backends")
     assert done.returncode == 1
-    assert done.stderr.startswith("hplm: /dev/null/")
+    assert done.stderr.startswith("hplm: BAD_DATA: /dev/null/")
     assert done.stderr.endswith("partial: Not a directory\n")
 
 

@@ -249,3 +249,17 @@ def test_hplm_health_names_an_address_where_no_health_endpoint_answers(hplm: Run
         assert done.returncode == 1
         assert words in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_hplm_health_asks_the_host_that_hplm_url_names(hplm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPLM_HEALTH_URL", raising=False)
+    for server, asked in (
+        ("grpc://127.0.0.9:8001", "http://127.0.0.9:8003"),
+        ("http://[::1]:8000", "http://[::1]:8003"),
+    ):
+        monkeypatch.setenv("HPLM_URL", server)
+        assert f"UNREACHABLE: {asked} does not answer" in hplm("health", "--timeout", "2").stderr
+    monkeypatch.setenv("HPLM_URL", "localhost:8001")
+    assert "BAD_CONFIG: 'localhost:8001' is not an address" in hplm("health").stderr
+    monkeypatch.setenv("HPLM_HEALTH_URL", "http://127.0.0.8:1")
+    assert "UNREACHABLE: http://127.0.0.8:1 does not answer" in hplm("health").stderr

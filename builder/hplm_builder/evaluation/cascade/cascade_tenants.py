@@ -29,7 +29,9 @@ from hplm.tasks.task_loader import task_named
 from hplm_builder.cascade.cascade_build import compute_outputs, set_aside
 from hplm_builder.cascade.levels import Level, LevelInput
 from hplm_builder.cascade.outputs import ALPHAS, compute_part, load_outputs, save_outputs
+from hplm_builder.data.data_warnings import leak_warnings
 from hplm_builder.data.labelled import LabelledData
+from hplm_builder.data.labelled_checks import check_data
 from hplm_builder.data.labelled_files import file_of, read_file, read_folder
 from hplm_builder.evaluation.cascade.answered import Floats, Integers
 from hplm_builder.evaluation.cascade.exit_heads import exit_latency_ms, exits_of, fit_heads, layer_states
@@ -52,7 +54,7 @@ class CascadeTenant:
     """A tenant with versions over two or more bases, and its data.
 
     `data` has train, the examples that select as dev, and test. `proof` has examples that neither train nor select. `plan` is
-    the plan in force, None if the tenant has none.
+    the plan in force, None if the tenant has none. `warnings` are sentences about the data.
     """
 
     name: str
@@ -62,6 +64,7 @@ class CascadeTenant:
     data: LabelledData
     proof: tuple[LabelledText, ...]
     plan: CascadePlan | None = None
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -133,8 +136,14 @@ def _find_tenant(store: Store, registry: Registry, folder: Path) -> CascadeTenan
         raise DataError(f"{folder} has no test data, which the evaluation reports on: add test.*")
     if data.task != "classification":
         raise DataError(f"{folder} is a {data.task}: the compared policies are about classifications")
-    file = file_of(folder, "proof")
-    data, proof, _ = set_aside(data, None if file is None else read_file(file), int(parts[2]))
+    warnings, given = [*data.repeats.values(), *leak_warnings(data)], None
+    if (file := file_of(folder, "proof")) is not None:
+        checked = check_data(
+            data.train, data.dev, read_file(file), task=data.task, expected_labels=data.labels, test_name="proof"
+        )
+        given, repeated = checked.test, checked.repeats.get("test")
+        warnings += [repeated] if repeated else []
+    data, proof, of_proof = set_aside(data, given, int(parts[2]))
     record = registry.tenant(name)
     if len(record.bases) < 2:
         raise ConfigError(f"tenant {name!r} has a version over {record.base} alone: a cascade needs two bases or more")
@@ -149,7 +158,7 @@ def _find_tenant(store: Store, registry: Registry, folder: Path) -> CascadeTenan
         levels.append(LevelInput(base, open_features(store, base, lineage), tenant, base_name))
     cascade = registry.cascade_of(name)
     plan = cascade.plan if cascade is not None and cascade.is_in_force else None
-    return CascadeTenant(name, parts[1], store, tuple(levels), data, tuple(proof), plan)
+    return CascadeTenant(name, parts[1], store, tuple(levels), data, tuple(proof), plan, (*warnings, *of_proof))
 
 
 def outputs_of(tenant: CascadeTenant, folder: Path, report: Report) -> TenantOutputs:

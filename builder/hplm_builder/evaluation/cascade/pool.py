@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
+from hplm.cascade.calibration import fit_temperature
 from hplm.cascade.level_outputs import LevelOutputs, PartOutputs
 from hplm.tasks.task import log_softmax
-from hplm_builder.cascade.levels import TEMPERATURES
 from hplm_builder.evaluation.cascade.answered import Integers
 
 _ARRAYS = [field.name for field in fields(LevelOutputs) if field.name != "answers"]
@@ -48,15 +47,14 @@ def taken(part: PartOutputs, numbers: Integers) -> PartOutputs:
 
 
 def fitted_temperatures(part: PartOutputs) -> list[float]:
-    """Return the temperature of each level of a classification with the least negative log-likelihood of the labels."""
+    """Return the temperature of each level of a classification, as `Level.calibrate` fits it."""
     texts = np.arange(len(part))
 
     def fit(outputs: LevelOutputs) -> float:
-        def loss(log_temperature: float) -> float:
-            return -float(log_softmax(outputs.logits, float(np.exp(log_temperature)))[texts, part.gold].mean())
+        def log_likelihood(temperature: float) -> float:
+            return float(log_softmax(outputs.logits, temperature)[texts, part.gold].sum())
 
-        found = minimize_scalar(loss, bounds=tuple(np.log(TEMPERATURES)), method="bounded", options={"xatol": 1e-3})
-        return float(np.exp(found.x))
+        return fit_temperature(log_likelihood, outputs.right)
 
     return [fit(outputs) for outputs in part.whole]
 

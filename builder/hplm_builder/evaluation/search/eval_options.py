@@ -152,5 +152,6 @@ def study_settings(study: Study, best: BestRuns, more: Mapping[str, Any]) -> dic
         "pooling": study.pooling,
         "device": study.device.type,
         "examples": {name: data.counts for name, data in drawn.items()},
+        "repeats": {task.name: dict(task.data.repeats) for task in study.tasks if task.data.repeats},
         "leaks": {name: warnings for name, data in drawn.items() if (warnings := leak_warnings(data))},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,15 +57,21 @@ class Estimate:
             minutes = (f"{study.runs_each * self.run_s[task.name, name] / 60:.1f}" for name in names)
             table.add_row(escape(task.name), sizes, *minutes)
         console.print(table)
-        for task in study.tasks:
-            for warning in leak_warnings(task.sample(study.budget, study.seeds[0])):
-                console.print(f"{task.name}: {warning}", style="yellow", markup=False, soft_wrap=True)
+        drawn = {task.name: task.sample(study.budget, study.seeds[0]) for task in study.tasks}
+        show_warnings(console, {name: [*data.repeats.values(), *leak_warnings(data)] for name, data in drawn.items()})
         threads = torch.get_num_threads()
         console.print(
             f"about {self.left_s / 60:,.0f} minutes are left for one process with {threads} thread{'s' * (threads > 1)}; "
             "several processes with the same --resume folder and --threads 1 share them, a core each",
             highlight=False,
         )
+
+
+def show_warnings(console: Console, warnings: Mapping[str, Sequence[str]]) -> None:
+    """Print the sentences about the data of each task or tenant by name."""
+    for name, sentences in warnings.items():
+        for sentence in sentences:
+            console.print(f"{name}: {sentence}", style="yellow", markup=False, soft_wrap=True)
 
 
 def estimate(study: Study, store: RunStore, report: Report) -> Estimate:

@@ -33,6 +33,7 @@ from hplm_builder.evaluation.cascade.tenant_study import (
     resample_tenant,
     study_tenant,
 )
+from hplm_builder.evaluation.search.time_estimate import show_warnings
 from hplm_builder.profiles.base_profile import profile_of
 
 # Goals of the cascade against the single large level.
@@ -87,6 +88,7 @@ def cascade(
     if requests is not None:
         write_requests(requests, tenants)
     with progress_bars() as progress, _kept(resume) as folder:
+        show_warnings(progress.console, {tenant.name: tenant.warnings for tenant in tenants})
         found = {tenant.name: _outputs(tenant, folder, progress) for tenant in tenants}
         studies = {tenant.name: study_tenant(tenant, found[tenant.name], profiles, logic_ms) for tenant in tenants}
         contracts = contract_rows(tenants, found, profiles, resamples, progress)
@@ -103,6 +105,7 @@ def cascade(
                 "proof": len(tenant.proof),
                 "levels": {level.base: round(level.temperature, 3) for level in found[tenant.name].outputs.levels},
                 "target": round(studies[tenant.name].target, 4),
+                **({"warnings": list(tenant.warnings)} if tenant.warnings else {}),
                 "plan": "selected here" if tenant.plan is None else f"version {tenant.plan.levels[-1].number}",
             }
             for tenant in tenants

@@ -396,6 +396,7 @@ def _settings(study: StudentStudy, found: Mapping[tuple[str, str], Sequence[RunR
         "bases": {place: base.config.name for place, base in study.places.items()},
         "seeds": list(study.seeds),
         "examples": {task.name: study.data(task, study.seeds[0]).counts for task in study.tasks},
+        "repeats": {task.name: dict(task.data.repeats) for task in study.tasks if task.data.repeats},
         "metrics": {task.name: task.metric for task in study.tasks},
         "settings": study.settings.changed,
         "teachers": {

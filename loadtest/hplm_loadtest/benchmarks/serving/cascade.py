@@ -73,7 +73,8 @@ def cascade(models: Path, requests_file: Path, load: CascadeLoad, picture: Path 
     bases = [base.name for base in served_bases(models)]
     if not (models / CASCADE).is_dir() or len(bases) < 2:
         raise ConfigError(
-            f"{models} has no cascade over two bases or more: `hplm build export` of a second base adds the model"
+            f"{models} has no cascade over two bases or more: `hplm build export --models {models} --base BASE "
+            "--name BASE` adds a second base and the model"
         )
     served = [name for name in models_of(models) if name != MANAGER.name]
     log = models.parent / "triton-bench.log"

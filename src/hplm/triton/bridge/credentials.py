@@ -22,7 +22,7 @@ def check_model(args: Mapping[str, str]) -> None:
     if {wire.KEY, wire.PROOF}.isdisjoint(tensor["name"] for tensor in config["input"]):
         raise ConfigError(
             f"{args['model_name']} has no input for keys, because an earlier version of hplm exported it: "
-            "run `hplm build export --keep-settings`"
+            "run `hplm build export --models MODELS --keep-settings --name NAME`, then start the server again"
         )
     if config.get("response_cache", {}).get("enable"):
         raise ConfigError(

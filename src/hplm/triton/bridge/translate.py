@@ -47,7 +47,7 @@ def check_tensors(args: Mapping[str, str], names: Sequence[str]) -> None:
     if missing := [name for name in names if name not in known]:
         raise ConfigError(
             f"{args['model_name']} has no tensor {missing[0]}, because another version of hplm exported it: "
-            "run `hplm build export --keep-settings`"
+            "run `hplm build export --models MODELS --keep-settings --name NAME`, then start the server again"
         )
 
 

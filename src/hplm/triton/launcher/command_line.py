@@ -11,7 +11,7 @@ from hplm.runtime.process import file_limits
 from hplm.triton.launcher.install import TritonInstall, search_paths
 from hplm.triton.launcher.ports import Ports
 from hplm.triton.workarounds import deep_json
-from hplm.triton.workarounds.shell_paths import check_path
+from hplm.triton.workarounds.shell_paths import check_ascii, check_path
 
 
 def model_flags(repository: Path, backends: Path, models: Sequence[str]) -> list[str]:
@@ -27,12 +27,15 @@ def model_flags(repository: Path, backends: Path, models: Sequence[str]) -> list
 
 def port_flags(ports: Ports) -> list[str]:
     """Return the flags that make `tritonserver` listen on `ports`."""
+    # Triton's HTTP library wants this prefix before an IPv6 address, and gRPC wants brackets around it. With any other form
+    # Triton listens nowhere, or says that the port is in use.
+    http = f"ipv6:{ports.host}" if ":" in ports.host else ports.host
     return [
-        f"--http-address={ports.host}",
+        f"--http-address={http}",
         f"--http-port={ports.http}",
-        f"--grpc-address={ports.host}",
+        f"--grpc-address={ports.url_host}",
         f"--grpc-port={ports.grpc}",
-        f"--metrics-address={ports.host}",
+        f"--metrics-address={http}",
         f"--metrics-port={ports.metrics}",
     ]
 
@@ -52,6 +55,7 @@ def shell_command(install: TritonInstall, repository: Path, backends: Path, mode
     Flags that follow the command override its own.
     """
     check_path(repository.absolute(), "--models")
+    check_ascii(repository)
     variables = [
         f'{name}={os.pathsep.join(map(shlex.quote, folders))}${{{name}:+:"${name}"}}'
         for name, folders in search_paths(install).items()

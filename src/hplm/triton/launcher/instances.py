@@ -18,7 +18,8 @@ def with_instances(config: str, count: int) -> str:
     changed, groups = _COUNT.subn(f"count: {count} kind", config)
     if groups != 1:
         raise ConfigError(
-            f"config.pbtxt should have one instance group as hplm writes it, and has {groups}: run `hplm build export` again"
+            f"config.pbtxt should have one instance group as hplm writes it, and has {groups}: write it again with "
+            "`hplm build export --models MODELS --keep-settings --name NAME`"
         )
     return changed
 

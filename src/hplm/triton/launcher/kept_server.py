@@ -73,14 +73,14 @@ class KeptServer:
         """The models of which a process has died and is not there again."""
         return set() if self._stubs is None else self._stubs.dead_models()
 
-    def start(self) -> None:
-        """Start Triton and wait until it is ready.
+    def start(self, note: str = "") -> None:
+        """Start Triton and wait until it is ready. `note` is a line at the head of its log.
 
         Raises StartError if a restart cannot mend what is wrong, and TritonEndedError if Triton was killed or has crashed in
         MOST_LOST_STARTS starts in a row.
         """
         self._state = "starting"
-        self._start(None, "")
+        self._start(None, note)
         self._state = "serving"
 
     def look(self) -> list[str]:

@@ -36,7 +36,7 @@ from hplm.triton.workarounds import deep_json, idle_connections, killed_server_f
 from hplm.triton.workarounds.dead_stubs import LOST_S, stubs_of
 from hplm.triton.workarounds.empty_outputs import check_numpy
 from hplm.triton.workarounds.late_finalize import tell_stages
-from hplm.triton.workarounds.shell_paths import check_path, is_safe
+from hplm.triton.workarounds.shell_paths import check_ascii, check_path, is_safe
 from hplm.triton.workarounds.surviving_stubs import start_reaper
 
 # Seconds for killed stubs to end.
@@ -78,13 +78,14 @@ class TritonServer:
         self._is_secret_shown = True
         check_numpy(self.install.version)
         check_path(Path(tempfile.gettempdir()), "TMPDIR")
+        check_ascii(repository)
         # A killed server may still hold the lock of this log.
         killed_server_files.sweep()
         output = log_files.fresh(log) if log is not None else None
         if output and note:
             # A full disk must not keep Triton from starting.
             with contextlib.suppress(OSError):
-                os.write(output.fileno(), f"hplm serve: {note}\n".encode())
+                os.write(output.fileno(), f"hplm serve: {note}\n".encode(errors="backslashreplace"))
         # The models to serve, in loading order; which of them are loaded later changes with the repository (`BaseChanges`).
         self._first_models = models_of(repository) if models is None else tuple(models)
         self.models = set(self._first_models)

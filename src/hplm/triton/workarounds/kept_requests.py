@@ -58,7 +58,10 @@ class TritonWakeup:
         )
         self._is_off = not (is_bounded and lets_expire)
         if is_bounded and not lets_expire:
-            self._log_off("its config lets no request set its timeout; `hplm build export` writes a config that does")
+            self._log_off(
+                "its config lets no request set its timeout; "
+                "`hplm build export --models MODELS --keep-settings --name NAME` writes a config that does"
+            )
         self._sent = self._failed = self._run = 0
         # No-op requests that a thread is about to send or waits for.
         self._unfinished = 0

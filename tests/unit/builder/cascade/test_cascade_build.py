@@ -31,6 +31,7 @@ from hplm.cascade.offline import answer_offline
 from hplm.cascade.promise import proved_accuracy
 from hplm.cascade.pruning import prune
 from hplm.cascade.selection import CascadeTarget
+from hplm.core.text import text_key
 from hplm.engine.open_domain import OpenDomain, open_lineage
 from hplm.errors import ContractError, CorruptArtifactError, DataError, JobCancelledError
 from hplm.models.base import Base
@@ -123,14 +124,39 @@ def test_progress_goes_through_all_steps_and_may_end_the_work(levels: list[Level
 
 
 def test_a_temperature_undoes_what_multiplies_the_logits(levels: list[LevelInput], data: LabelledData) -> None:
-    texts = [example.text for example in data.dev]
-    fitted = []
-    for factor in (1.0, 0.5):
-        head = levels[1].tenant.head
-        tenant = replace(levels[1].tenant, head=replace(head, weight=head.weight * factor, bias=head.bias * factor))
-        with Level(replace(levels[1], tenant=tenant)) as level:
-            fitted.append(level.fit_temperature(level.answer(texts), data.dev))
-    assert fitted[1] == pytest.approx(0.5 * fitted[0], rel=0.02)
+    fitted = [temperature_of(levels[1], data.dev, factor) for factor in (12.0, 6.0)]
+    assert fitted[1] > 1
+    # The prior draws both towards 1.
+    assert 0.5 * fitted[0] < fitted[1] < 0.8 * fitted[0]
+
+
+def temperature_of(level: LevelInput, dev: list[LabelledText], factor: float = 1.0) -> float:
+    """Return the temperature of a level whose logits are multiplied by `factor`."""
+    head = level.tenant.head
+    tenant = replace(level.tenant, head=replace(head, weight=head.weight * factor, bias=head.bias * factor))
+    with Level(replace(level, tenant=tenant)) as opened:
+        answered = opened.answer([example.text for example in dev])
+        return opened.calibrate(answered, dev, opened.judge(answered, dev, 1.0).right)
+
+
+def test_dev_that_is_all_right_or_too_small_leaves_confidences_alone_and_says_so(
+    levels: list[LevelInput], data: LabelledData
+) -> None:
+    with Level(levels[1]) as level:
+        right = level.judge(level.answer([one.text for one in data.dev]), data.dev, 1.0).right
+        sure = [one for one, is_right in zip(data.dev, right, strict=True) if is_right]
+        assert len(sure) >= 20
+        (new,) = level.answer(["zzz"])
+        score = level.task.decode(new.outputs, level.labels, new.tokens)[0][0].score
+        for dev, why in ((sure, f"all {len(sure)} answers are right"), (data.dev[:9], "9 examples are fewer than 20")):
+            temperature = temperature_of(levels[1], dev)
+            assert temperature == 1
+            assert level.task.confidence(new.outputs, level.labels, new.tokens, None, temperature) == pytest.approx(
+                score
+            )
+            outputs = compute_outputs(levels[1:], dev, data.test)
+            (said,) = select_again(outputs, CascadeTarget(), TIMES).about["warnings"]
+            assert said.startswith(f"dev cannot calibrate the confidence over large, because {why}: ")
 
 
 def test_pruned_outputs_are_those_of_the_pruned_texts(opened: list[Level], data: LabelledData) -> None:
@@ -256,10 +282,22 @@ def test_proof_examples_that_trained_an_earlier_version_are_left_out(
     new, earlier = LabelledText("the blue bird", "blue"), LabelledText("an earlier text", "red")
     save_outputs(tmp_path / "outputs", built.outputs, used_by(replace(data, train=[earlier])))
     used = load_used(tmp_path / "outputs")
-    assert used == {checksum(example) for example in (earlier, *data.dev)}
+    assert used == {checksum(text_key(example.text)) for example in (earlier, *data.dev)}
     _, proof, warnings = set_aside(data, [earlier, new], seed=0, used=used)
     assert proof == [new]
     assert warnings == ["1 of 2 proof examples have trained or selected an earlier version, so they prove nothing"]
+
+
+def test_near_copies_of_texts_that_train_prove_nothing_and_neither_do_those_of_older_stores(
+    data: LabelledData,
+) -> None:
+    copy = LabelledText(f"  {data.train[0].text.upper()}\n", data.train[0].label)
+    new = LabelledText("the blue bird", "blue")
+    _, proof, warnings = set_aside(data, [copy, new], seed=0)
+    assert proof == [new]
+    assert warnings == ["1 of 2 proof examples also train or select, so they prove nothing"]
+    with pytest.raises(DataError, match="have trained or selected an earlier version"):
+        set_aside(data, [LabelledText("An Earlier Text", "red")], seed=0, used={checksum("An Earlier Text")})
 
 
 def test_a_regression_is_refused(data: LabelledData) -> None:

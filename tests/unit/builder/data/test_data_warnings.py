@@ -72,13 +72,13 @@ def test_classes_with_too_few_examples_are_named(encoder: TextEncoder) -> None:
 def test_labels_that_may_mean_the_same_are_named(encoder: TextEncoder) -> None:
     train = {"the cat": "1", "a cat": "1", "the dog": "1.0", "a dog": "1.0", "a bird": "x", "the bird": "x"}
     assert data_warnings(classes(train, {"cat": "1", "dog": "1.0", "bird": "x"}), encoder) == [
-        "labels differ only in capitals, white space or how a number is written: '1', '1.0'; do they mean the same label?"
+        "labels differ only in capitals, width, spaces or how a number is written: '1', '1.0'; do they mean the same label?"
     ]
     train = {"the cat": "1_0", "a cat": "1_0", "the dog": "10", "a dog": "10"}
     assert data_warnings(classes(train, {"cat": "1_0", "dog": "10"}), encoder) == []
     tags = ("O", "B-CITY", "I-CITY", "B-City", "I-City", "B-PER", "I-PER")
     assert data_warnings(replace(tagging([WHOLE]), labels=tags), encoder) == [
-        "labels differ only in capitals, white space or how a number is written: 'CITY', 'City'; do they mean the same label?"
+        "labels differ only in capitals, width, spaces or how a number is written: 'CITY', 'City'; do they mean the same label?"
     ]
 
 

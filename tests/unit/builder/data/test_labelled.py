@@ -151,12 +151,25 @@ def test_entities_are_read_as_annotation_tools_write_them(tmp_path: Path, key: s
         "id;Text ;Label;note, more\n1;a;x;\n",
         "text\tlabel\na\tx\n",
         '"text"\t"labels"\n"a"\tx\n',
+        "sep=;\r\nText;Label\r\na;x\r\n",
+        '\ufeff"sep=|"\r\ntext|label\r\na|x\r\n',
+        "SEP=\t\ntext\tlabel\na\tx\n",
+        "sep=,\n\u200bText\u00a0,\ufeffLabel\u00ad\na,x\n",
     ],
 )
 def test_a_csv_is_split_by_the_separator_that_gives_the_needed_columns_in_any_case(
     tmp_path: Path, content: str
 ) -> None:
-    assert read_file(write(tmp_path, "a.csv", content)) == [LabelledText("a", "x")]
+    path = write(tmp_path, "a.csv", content)
+    assert read_file(path) == [LabelledText("a", "x")]
+    check_header(path, Columns(), is_labelled=True)
+
+
+def test_errors_behind_a_separators_line_name_the_lines_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.csv, line 2: no column .*; the header was read as divided by '\|'"):
+        read_file(write(tmp_path, "a.csv", "sep=|\nbody|label\na|x\n"))
+    with pytest.raises(DataError, match="line 4 has 1 columns, the header has 2"):
+        read_file(write(tmp_path, "a.csv", "sep=;\ntext;label\na;x\nb\n"))
 
 
 TICKETS = Columns(text="body", label="Category")
@@ -386,7 +399,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.csv cannot be read"):
         read_file(tmp_path / "gone.csv")
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError, match="is not a file but a folder: it is empty"):
         read_file(tmp_path / "folder.csv")
 
 
@@ -404,7 +417,7 @@ def test_an_upload_is_read_and_refused_under_its_own_name(tmp_path: Path) -> Non
     [
         ("a,x\nb,x\n", "c,x\n", "one class \\('x'\\)"),
         ("a,x\n", "c,x\n", "holds 1 example: at least two"),
-        ("a,x\nb,y\n", "c,z\n", "labels that the train data lacks: z"),
+        ("a,x\nb,y\n", "c,z\n", "labels that the train data lacks: 'z'"),
     ],
 )
 def test_data_from_which_nothing_can_be_learned_is_refused(tmp_path: Path, train: str, dev: str, words: str) -> None:
@@ -416,7 +429,7 @@ def test_data_from_which_nothing_can_be_learned_is_refused(tmp_path: Path, train
 def test_an_entity_type_that_train_lacks_is_refused() -> None:
     known, other = (LabelledText("a b", None, (Entity(kind, 0, 1),)) for kind in ("T", "U"))
     for dev, test, name in (([other], [], "dev"), ([known], [known, other], "test")):
-        with pytest.raises(DataError, match=f"the {name} data has types of entities that the train data lacks: U"):
+        with pytest.raises(DataError, match=f"the {name} data has types of entities that the train data lacks: 'U'"):
             check_data([known] * 4, dev, test)
 
 
@@ -447,7 +460,6 @@ def test_numbers_are_a_regression_if_one_is_no_integer_or_if_the_task_says_so() 
     assert check_data(texts(0, 1, 2.5), texts(0, 1), []).task == "regression"
     assert check_data(texts(0, 1, 2), texts(0, 1), [], task="regression").labels == ("score",)
     assert check_data(texts("0.5", "1.5"), texts("0.5"), [], task="classification").labels == ("0.5", "1.5")
-    assert check_data(texts("0.5", "nan"), texts("0.5"), []).task == "classification"
 
 
 def test_a_few_labels_that_are_no_numbers_do_not_turn_numbers_into_classes(tmp_path: Path) -> None:
@@ -456,7 +468,9 @@ def test_a_few_labels_that_are_no_numbers_do_not_turn_numbers_into_classes(tmp_p
     with pytest.raises(DataError, match=r"1 of 60 labels .* no numbers.*train.csv, line 7: 'n/a'.*--task"):
         read_data(bad)
     assert read_data(bad, task="classification").task == "classification"
-    with pytest.raises(DataError, match=r"train.csv, line 7: label 'n/a' is not a number"):
+    with pytest.raises(
+        DataError, match=r"1 of 60 labels .* no numbers.*train.csv, line 7: 'n/a'\): correct them, or delete the rows$"
+    ):
         read_data(bad, task="regression")
     # A few different numbers may well be class names.
     assert check_data(texts(*"1234567890" * 5, "x", "y"), texts(1), []).task == "classification"
@@ -578,8 +592,8 @@ def test_a_regression_whose_only_different_value_moved_to_dev_is_refused() -> No
 @pytest.mark.parametrize(
     ("train", "dev", "words"),
     [
-        (("1.5", "high"), ("1", "2"), "train example 2: label 'high' is not a number"),
-        (("1.5", "2"), ("1", "inf"), "dev example 2: label 'inf' is not a number"),
+        (("1.5", "high"), ("1", "2"), "1 of 4 labels are no numbers .*'text 1': 'high'"),
+        (("1.5", "2"), ("1", "inf"), "1 of 4 labels are no numbers .*'text 1': 'inf'"),
         (("1.5", "1e39"), ("1", "2"), "train example 2: label '1e39' is not a number that float32 can hold"),
         (("1.5", "1.5"), ("1", "2"), "one value"),
         (("1.5", "2"), ("1", "1"), "the dev data holds one value"),
@@ -604,7 +618,7 @@ def test_a_task_that_does_not_fit_the_data_is_refused() -> None:
 def test_an_update_must_have_the_labels_of_the_first_version_and_keeps_their_order() -> None:
     data = check_data(texts("a", "b", "c"), texts("a"), [], expected_labels=("c", "a", "b"))
     assert data.labels == ("c", "a", "b")
-    with pytest.raises(DataError, match=r"not the labels of the first version \(new: c; missing: d\)"):
+    with pytest.raises(DataError, match=r"not the labels of the first version \(new: 'c'; missing: 'd'\)"):
         check_data(texts("a", "b", "c"), texts("a"), [], expected_labels=("a", "b", "d"))
 
 
@@ -667,6 +681,45 @@ def test_the_error_for_too_few_examples_suggests_a_regression_only_if_labels_are
     with pytest.raises(DataError, match="give dev data") as refusal:
         check_data(texts(*labels), [], [])
     assert ("--task regression" in str(refusal.value)) is is_said
+
+
+def test_dev_and_test_have_each_distinct_text_once_with_its_usual_label_and_say_what_was_left_out() -> None:
+    train = texts("x", "y")
+    first = [
+        LabelledText(" A Cat", "y"),
+        LabelledText("a cat", "x"),
+        LabelledText("A  CAT", "x"),
+        LabelledText("dog", "y"),
+    ]
+    data = check_data(train, first * 60, [*texts("x"), LabelledText("TEXT 0", "x")])
+    assert [(one.text, one.label) for one in data.dev] == [("a cat", "x"), ("dog", "y")]
+    assert data.counts == {"train": 2, "dev": 2, "test": 1}
+    assert data.repeats == {
+        "dev": "240 dev examples have 2 distinct texts: each text counts once, 238 repeats are left out; 1 of these texts "
+        "have more than one label, of which the usual one is kept",
+        "test": "2 test examples have 1 distinct texts: each text counts once, 1 repeat is left out",
+    }
+
+
+def test_copies_of_a_number_keep_the_median_and_copies_of_a_tagging_may_differ_in_white_space() -> None:
+    values = [LabelledText("same", str(value)) for value in (9.5, 1.5, 2.5)]
+    data = check_data(texts(0.5, 1.5), [*values, *texts(3.5)], [])
+    assert [one.label for one in data.dev] == ["2.5", "3.5"]
+    anna = [
+        LabelledText("Anna ran", None, (Entity("PER", 0, 4),)),
+        LabelledText(" anna ran", None, (Entity("PER", 1, 5),)),
+    ]
+    assert "label" not in check_data(anna, anna, []).repeats["dev"]
+
+
+def test_copies_of_a_text_are_on_one_side_of_the_split() -> None:
+    train = [*texts(*"ab" * 30), *(LabelledText(f"Text  {i}", "ab"[i % 2]) for i in range(60))]
+    data = check_data(train, [], [])
+    assert (len(data.train), len(data.dev)) == (108, 6)
+    assert not {one.text.casefold() for one in data.dev} & {" ".join(one.text.casefold().split()) for one in data.train}
+    assert data.repeats["dev"].startswith("12 dev examples have 6 distinct texts")
+    with pytest.raises(DataError, match="60 train examples of 2 distinct texts are too few to split dev data off"):
+        check_data(texts("a", "b") * 30, [], [])
 
 
 def test_odd_line_separators_inside_a_field_stay_inside(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +33,9 @@ def write_classes(path: Path) -> LabelledFile:
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["text", "label"])
-        for number in range(COUNT):
+        for number, words in enumerate(rng.permutation([*itertools.product(("cat", "dog", "runs"), repeat=4)])[:COUNT]):
             colour = ("red", "blue")[number % 2]
-            rows.writerow([" ".join([colour, *rng.choice(["cat", "dog", "runs"], 3)]), colour])
+            rows.writerow([" ".join([colour, *words]), colour])
     return LabelledFile(path, path.name)
 
 
@@ -44,9 +45,8 @@ def write_numbers(path: Path) -> LabelledFile:
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["text", "score"])
-        for _ in range(COUNT):
-            cats = int(rng.integers(0, 5))
-            rows.writerow([" ".join(["cat"] * cats + ["dog"] * (5 - cats)), cats + 0.5])
+        for words in rng.permutation([*itertools.product(("cat", "dog"), repeat=6)])[:COUNT]:
+            rows.writerow([" ".join(words), (words == "cat").sum() + 0.5])
     return LabelledFile(path, path.name)
 
 
@@ -142,5 +142,7 @@ def test_answering_ends_when_the_job_is_cancelled(store: Store, tiny_base: Base,
 def test_a_file_of_too_few_examples_is_refused_by_name(tmp_path: Path) -> None:
     path = write_classes(tmp_path / "few.csv").path
     path.write_text("\n".join(path.read_text().splitlines()[: LEAST_EXAMPLES - 1]) + "\n")
-    with pytest.raises(DataError, match=rf"few\.csv holds {LEAST_EXAMPLES - 2} examples: {LEAST_EXAMPLES} are needed"):
+    with pytest.raises(
+        DataError, match=rf"few\.csv holds {LEAST_EXAMPLES - 2} distinct texts: {LEAST_EXAMPLES} are needed"
+    ):
         DevSet.read(LabelledFile(path, "few.csv"))

@@ -365,15 +365,18 @@ def test_a_dry_run_tells_the_time_and_trains_nothing(bench: Place, tmp_path: Pat
 def test_test_texts_in_the_train_data_give_a_warning(bench: Place, tmp_path: Path) -> None:
     shutil.copytree(bench.root / "colours", leaky := tmp_path / "leaky")
     train, test = (next(leaky.glob(f"{part}.*")) for part in ("train", "test"))
-    test.write_text(train.read_text())
+    test.write_text(2 * train.read_text())
     options = [*bench.options("methods"), *with_original(bench), "--data", str(leaky), "--method", "shared"]
     done = CliRunner().invoke(app, [*options, "--json", str(report := tmp_path / "report.json")])
     assert done.exit_code == 0, (done.output, done.exception)
-    leaks = json.loads(report.read_text())["settings"]["leaks"]
-    assert list(leaks) == ["leaky"]
+    settings = json.loads(report.read_text())["settings"]
+    leaks, repeats = settings["leaks"], settings["repeats"]["leaky"]["test"]
+    assert re.match(r"120 test examples have \d+ distinct texts: each text counts once", repeats)
+    assert f"leaky: {repeats}" in done.stderr
     # Counted over the sample, not over all 60 texts.
-    assert re.fullmatch(r"\d+ of 24 test texts are in the train data too: test scores are too good", leaks["leaky"][-1])
-    assert f"leaky: {leaks['leaky'][-1]}" in done.stderr
+    (leak,) = [leak for leak in leaks["leaky"] if "train data" in leak and "test texts" in leak]
+    assert re.fullmatch(r"\d+ of 24 test texts are in the train data too: test scores are too good", leak)
+    assert f"leaky: {leak}" in done.stderr
 
 
 def test_capped_parts_keep_the_shares_of_the_classes_and_follow_the_seed(task: EvalTask) -> None:
@@ -454,11 +457,11 @@ def test_a_taggings_results_with_the_older_choice_of_epoch_are_refused(bench: Pl
     ("files", "words"),
     [
         ({}, "train.jsonl cannot be read"),
-        ({"train.jsonl": ROW * 4}, "bad has no test data"),
+        ({"train.jsonl": ROW, "dev.jsonl": ROW}, "bad has no test data"),
         ({"train.jsonl": ROW, "test.jsonl": "x\n"}, "test.jsonl, line 1 is not JSON"),
         ({"train.jsonl": ROW * 4, "test.jsonl": ROW.replace("y", "z")}, "bad: the test data has labels that"),
         ({"data_full.json": "{}"}, "expected an object with the lists train, val, test"),
-        ({"train.conll": TAGS * 4, "test.conll": "a O\n"}, "bad: the test data holds no entity"),
+        ({"train.conll": TAGS, "dev.conll": TAGS, "test.conll": "a O\n"}, "bad: the test data holds no entity"),
     ],
     ids=["empty", "no-test", "no-json", "other-labels", "no-parts", "no-entity"],
 )

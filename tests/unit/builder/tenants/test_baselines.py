@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hplm_builder.data.labelled import LabelledData
@@ -111,8 +113,10 @@ def test_dev_examples_of_one_class_have_no_constant_baseline() -> None:
 
 def test_a_training_that_learns_nothing_says_so(tiny_base: Base, lookup: OpenDomain) -> None:
     # No model can tell these dev examples apart, or finds an entity of five words in one epoch.
-    alike = [LabelledText("the cat", colour) for colour in ("red", "blue") * 5]
-    whole = [LabelledText("Paris Berlin Paris Berlin Paris", None, (Entity("PLACE", 0, 31),))] * 10
+    # Words that no piece makes are all [UNK].
+    alike = [LabelledText(f"the cat {chr(0x4E00 + place)}", colour) for place, colour in enumerate(("red", "blue") * 5)]
+    places = [" ".join(words) for words in itertools.islice(itertools.product(("Paris", "Berlin"), repeat=5), 10)]
+    whole = [LabelledText(text, None, (Entity("PLACE", 0, len(text)),)) for text in places]
     for data, dev in ((colour_data(), alike), (place_data(), whole)):
         data = check_data(data.train, dev, data.test)
         about = train_tenant(tiny_base, lookup, "some", data, SETTINGS).card.about

@@ -22,6 +22,7 @@ from hplm.core.text import (
     decode_texts,
     decode_utf8,
     load_tokenizer,
+    text_key,
 )
 from hplm.core.words import find_words
 from hplm.errors import (
@@ -45,6 +46,29 @@ def test_a_long_text_is_cut_and_says_so(tiny_base: Base) -> None:
     assert (len(long.ids), long.truncated) == (6, True)
     assert long.ids[-1] == short.ids[-1]  # [SEP] is kept
     assert long.tokens[-1].tolist()[2] == -1
+
+
+@pytest.mark.parametrize(
+    ("text", "copy"),
+    [
+        ("the red cat", " The\u00a0RED\n\tcat "),
+        ("caf\u00e9 na\u00efve", "CAFE\u0301 nai\u0308ve"),
+        ("\uff30\uff32\uff29\uff23\uff25 \uff15", "price 5"),
+        ("stra\u00dfe", "STRASSE"),
+        ("a\u200bcat\u00ad", "acat\ufeff"),
+        ("\u03c3\u03bf\u03c6\u03cc\u03c2", "\u03a3\u039f\u03a6\u038c\u03a3"),
+        (("One", "two "), ("one", "TWO")),
+    ],
+)
+def test_near_copies_of_a_text_have_one_key(text: TextOrPair, copy: TextOrPair) -> None:
+    assert text_key(text) == text_key(copy) == text_key(text_key(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "other"), [("a cat", "acat"), ("3.5", "35"), (("a", "b"), ("b", "a")), ("caf\u00e9", "cafe")]
+)
+def test_texts_that_say_something_else_have_another_key(text: TextOrPair, other: TextOrPair) -> None:
+    assert text_key(text) != text_key(other)
 
 
 def test_offsets_count_characters_not_bytes(tiny_base: Base) -> None:

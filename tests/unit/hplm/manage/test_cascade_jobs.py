@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hplm_builder.cascade.outputs import load_outputs
 
+from hplm.cascade.promise import proved_accuracy
 from hplm.core.settings import WHOLE
 from hplm.errors import BadManageRequestError, ConflictError
 from hplm.housekeeping import garbage_collection
@@ -68,8 +69,7 @@ def add_base(store: Store, name: str) -> None:
         registry.publish_domain(name, "general", f"bases/{name}", NOW_S, parent_id=None, about={}, expected=None)
 
 
-def files(service: ManageService, *, train: str, proof: str | None = None) -> dict[str, Any]:
-    parts = {"train": train, **({"proof": proof} if proof else {})}
+def files(service: ManageService, **parts: str) -> dict[str, Any]:
     return {part: {"upload": upload(service, content, f"{part}.csv")} for part, content in parts.items()}
 
 
@@ -275,7 +275,7 @@ def test_a_proof_with_other_labels_is_refused_before_training(
     data = files(service, train=rows(60, 1), proof="text,label\nsome words,green\n")
     job = str(ask(service, "tenant.create", tenant="acme", data=data, levels=BASES, settings=LEARNING)["job"])
     work(store)
-    assert "the proof data has labels that the train data lacks: green" in failure(registry, job, "BAD_DATA")
+    assert "the proof data has labels that the train data lacks: 'green'" in failure(registry, job, "BAD_DATA")
 
 
 @EMPTY
@@ -311,6 +311,32 @@ def test_a_promise_that_no_answers_could_prove_is_refused_before_training(
     message = failure(registry, job, "CONTRACT_REFUSED")
     assert "120 proof examples cannot prove accuracy 0.990, even if all answers are right: at least 299" in message
     assert registry.find_tenant("acme") is None
+
+
+@EMPTY
+def test_copies_of_texts_prove_and_calibrate_nothing_and_are_counted(
+    service: ManageService, store: Store, registry: Registry
+) -> None:
+    header, *nine = rows(9, 2).splitlines()
+    copied = [header, *(f"  {text.upper()}" if number % 2 else text for number in range(60) for text in nine)]
+    copied = [line.replace("RED", "red").replace("BLUE", "blue") for line in copied]
+    data = files(
+        service,
+        train=rows(160, 1),
+        dev="\n".join([header, *rows(3, 3).splitlines()[1:] * 40]),
+        proof="\n".join(copied),
+    )
+    job = str(ask(service, "tenant.create", tenant="acme", data=data, levels=BASES, settings=LEARNING)["job"])
+    work(store)
+    result = result_of(registry, job)
+    promise = result["promise"]
+    assert promise["examples"] == 9
+    assert promise["accuracy"] == proved_accuracy(promise["right"], 9) <= 0.717
+    assert {row["temperature"] for row in show(service)["cascade"]["calibration"]} == {1.0}
+    said = "\n".join(result["warnings"])
+    assert "540 proof examples have 9 distinct texts: each text counts once, 531 repeats are left out" in said
+    assert "120 dev examples have 3 distinct texts: each text counts once, 117 repeats are left out" in said
+    assert "dev cannot calibrate the confidence over tiny, because 3 examples are fewer than 20" in said
 
 
 @EMPTY

@@ -254,6 +254,23 @@ def test_arrivals_and_stays_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "sep=;\r\nTimestamp;Tokens\r\n0,5;1\r\n1,5;1\r\n3;1\r\n5;1\r\n",
+        'timestamp\n"1.000,5"\n"1.001,5"\n1.003\n1.005\n',
+        "Tokens\ttimeStamp\u200b\n1\t0.5\n1\t1.5\n1\t3\n1\t5\n",
+        "TIMESTAMP;N\n2023-11-16 18:15:46,5;1\n2023-11-16 18:15:47,5;1\n2023-11-16 18:15:49;1\n2023-11-16 18:15:51;1\n",
+    ],
+    ids=["separator", "decimal-comma", "tabs", "dates"],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_trace_from_a_spreadsheet_is_read(tmp_path: Path, content: str, encoding: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content.encode(encoding))
+    assert load_trace(path).times_s.tolist() == [0.0, 1.0, 2.5, 4.5]
+
+
+@pytest.mark.parametrize(
     "stamp",
     ["now", "today", "nan", "-inf", "1e21", "10000-01-01", "2023-13-01", "2023-11-16 25:00:00", "2023-11-16+24:00"],
 )
@@ -273,9 +290,11 @@ def test_a_bad_time_stamp_is_refused_with_its_line(tmp_path: Path, stamp: str) -
         ("TIMESTAMP\nyesterday\n", "bad.csv, line 2: 'yesterday' is no time"),
         ("TIMESTAMP,N\n2023-11-16 18:15:46,1\n\n,2\n2023-11-16 18:15:48,3\n", "bad.csv, line 4: '' is no time"),
         ("N,TIMESTAMP\n1,2023-11-16 18:15:46\n2\n", "bad.csv, line 3: '' is no time"),
+        ("TIMESTAMP\n0,5\n1,5\n", "bad.csv, line 2 has 2 columns, the header has 1: numbers with decimal commas need"),
+        ('TIMESTAMP\n"1,500"\n"2,500"\n', "bad.csv, line 2: '1,500' is no time"),
         ("TIMESTAMP\n2023-11-16 18:15:46\nNaT\n", "bad.csv, line 3: 'NaT' is no time"),
     ],
-    ids=["no-column", "one-row", "one-instant", "no-time", "empty", "short-row", "not-a-time"],
+    ids=["no-column", "one-row", "one-instant", "no-time", "empty", "short-row", "comma", "ambiguous", "not-a-time"],
 )
 def test_a_bad_trace_is_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
     path = tmp_path / "bad.csv"

@@ -281,7 +281,7 @@ def test_texts_of_a_replay_have_the_length_of_the_plan() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("TENANT\nfilms\n", "line 1: columns TENANT and RATE"),
+        ("TENANT\nfilms\n", "line 1 has no column RATE; there are 'TENANT'"),
         ("TENANT,RATE\nfilms,much\n", "line 2: requests a second"),
         ("TENANT,RATE\nfilms,1\nfilms,2\n", "line 3: one line for each tenant"),
     ],
@@ -293,9 +293,12 @@ def test_malformed_rates_of_tenants_are_refused_with_file_and_line(tmp_path: Pat
         read_tenant_rates(path)
 
 
-def test_rates_of_tenants_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["TENANT,RATE\nfilms,1.5\nbooks,0\n", "sep=;\r\nTenant;Rate\r\nfilms;1,5\r\nbooks;0\r\n"]
+)
+def test_rates_of_tenants_are_read(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rates.csv"
-    path.write_text("TENANT,RATE\nfilms,1.5\nbooks,0\n")
+    path.write_text(text)
     assert read_tenant_rates(path) == {"films": 1.5, "books": 0.0}
 
 

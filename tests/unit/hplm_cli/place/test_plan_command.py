@@ -94,7 +94,8 @@ def test_a_plan_that_survives_a_node_has_each_base_on_two_nodes(hplm: Hplm, mode
 
 def test_a_trace_is_planned_for_all_bases(hplm: Hplm, models: Path, cluster: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
-    trace.write_text("TIMESTAMP\n" + "\n".join(str(number / 5) for number in range(500)))
+    rows = (f"{number / 5};1\r\n".replace(".", ",") for number in range(500))
+    trace.write_text("sep=;\r\nTimestamp;Tokens\r\n" + "".join(rows))
     done = plan(hplm, models, cluster, "--trace", str(trace))
     assert done.returncode == 0, done.stderr
     assert Plan.load(cluster.with_name("plan.json")).assumptions.rates == pytest.approx({"hbert": 5.0})

@@ -315,7 +315,8 @@ def test_a_model_that_another_version_exported_is_refused_with_what_to_do(transl
 
     translate.check_tensors(args_of("TEXT", "REQUEST_META"), ["TEXT", "REQUEST_META"])
     with pytest.raises(
-        errors.ConfigError, match=r"hbert_plot has no tensor REQUEST_META.*`hplm build export --keep-settings`"
+        errors.ConfigError,
+        match=r"hbert_plot has no tensor REQUEST_META.*`hplm build export --models MODELS --keep-settings ",
     ):
         translate.check_tensors(args_of("TEXT", "HIDDEN"), ["REQUEST_META"])
 
