@@ -179,7 +179,7 @@ def test_a_request_that_no_process_takes_over_counts_for_a_moment_only(file: Quo
 
 def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None:
     limits = Limits(requests_per_s=100.0)
-    file.lease("acme", Use(2.0), Use(), 1.0, until_s=2.0)
+    file.lease("acme", limits, Use(2.0), Use(), 1.0, until_s=2.0)
     assert [file.take("acme", limits, 1.0, 1.9) is None for _ in range(3)] == [True, True, False]
     # Then the file fills by itself.
     assert file.take("acme", limits, 1.0, 2.5) is None
@@ -187,7 +187,7 @@ def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None
 
 def test_after_a_lease_was_released_the_rest_fills_by_itself(file: QuotaFile) -> None:
     limits = Limits(requests_per_s=10.0)
-    file.lease("acme", Use(0.0), Use(), 1.0, until_s=9.0)
+    file.lease("acme", limits, Use(0.0), Use(), 1.0, until_s=9.0)
     assert file.take("acme", limits, 1.0, 1.0) is not None
     file.release("acme", 1.5)
     assert file.take("acme", limits, 1.0, 1.55) is not None
@@ -199,7 +199,7 @@ def test_a_lease_counts_what_was_taken_while_it_was_asked_for(file: QuotaFile) -
     assert file.take("acme", limits, 1.0, 1.0) is None
     spent = file.marked()["acme"]
     assert file.take("acme", limits, 1.0, 1.0) is None
-    file.lease("acme", Use(2.0), spent, 1.0, until_s=2.0)
+    file.lease("acme", limits, Use(2.0), spent, 1.0, until_s=2.0)
     assert [file.take("acme", limits, 1.0, 1.0) is None for _ in range(2)] == [True, False]
 
 
