@@ -245,13 +245,15 @@ class QuotaFile:
             self._records.mark(index)
 
     def _current(self, index: int, limits: Limits, now_s: float) -> _State:
-        """Return the state now: buckets fill by themselves unless `hplm serve` leases. Limits that are new begin with full ones."""
+        """Return the state now. Buckets fill by themselves unless a lease is in force. New limits begin with full buckets."""
         state = self._read(index)
         is_new = state.at_s == 0.0
         if limits.generation > state.generation:
             is_new, state = True, state._replace(generation=limits.generation, leased_until_s=0.0)
         if state.is_leased(now_s):
             return state
+        # A lease that ended does not begin again when the clock steps back.
+        state = state._replace(leased_until_s=0.0)
         now = [
             Bucket(0.0, now_s) if rate is None else full(rate, now_s) if is_new else refilled(bucket, rate, now_s)
             for rate, bucket in zip(_rates(limits), state.buckets, strict=True)

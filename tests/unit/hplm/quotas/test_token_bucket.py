@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.quotas.token_bucket import (
+    DEBT_S,
     LEASE_S,
     LEAST,
     Bucket,
@@ -18,6 +19,7 @@ from hplm.quotas.token_bucket import (
     rate_of,
     refilled,
     settle,
+    spend,
     wait_s,
 )
 
@@ -84,6 +86,45 @@ def test_a_bucket_fills_again_at_once_after_its_clock_stepped_back(rate: Rate, s
     assert stepped == Bucket(0.0, 0.0)
     assert refilled(stepped, rate, 1.0).level == pytest.approx(min(rate.capacity, rate.per_s))
     assert settle(Bucket(0.0, step_s), rate, 0.0, 0.0, 0.0).account.at_s == 0.0
+
+
+# Seconds by which the clock moves, also back, and the amount of a use.
+MOVES = st.lists(st.tuples(st.sampled_from([-3600.0, -5.0, -0.5, 0.0, 0.5, 5.0, 100.0]), NUMBERS), max_size=30)
+
+
+@given(rate=RATES, moves=MOVES, factor=st.sampled_from([1, 100, 10_000]))
+def test_no_use_is_refused_for_longer_than_the_debt_s_bound_and_only_what_is_beyond_exceeds_the_quota(
+    rate: Rate, moves: list[tuple[float, float]], factor: int
+) -> None:
+    bucket, now_s = full(rate, 4000.0), 4000.0
+    passed_s = used = forgiven = 0.0
+    for move_s, cost in moves:
+        now_s += move_s
+        passed_s += max(0.0, move_s)
+        bucket = refilled(bucket, rate, now_s)
+        left_s = wait_s(bucket.level, rate, cost * factor)
+        assert left_s <= DEBT_S + LEAST / rate.per_s
+        if left_s == 0:
+            bucket = spend(bucket, rate, cost * factor)
+            used += cost * factor
+            forgiven += bucket.forgiven
+            assert bucket.forgiven <= max(0.0, cost * factor - DEBT_S * rate.per_s)
+    assert used - forgiven <= rate.capacity + rate.per_s * (passed_s + DEBT_S) + 1e-6
+
+
+@given(rate=RATES, level=NUMBERS, estimate=st.integers(0, 20_000), share=st.integers(0, 8))
+def test_a_corrected_estimate_costs_what_the_text_costs(rate: Rate, level: float, estimate: int, share: int) -> None:
+    before, cost = Bucket(min(level, rate.capacity), 1.0), estimate * share / 8
+    corrected = spend(spend(before, rate, estimate), rate, cost - estimate)
+    assert corrected == pytest.approx(spend(before, rate, cost))
+
+
+@given(rate=RATES, estimate=st.integers(100, 20_000))
+def test_a_correction_pays_no_debt_of_an_account_and_gives_its_server_no_lease(rate: Rate, estimate: int) -> None:
+    cost = 1.0 + DEBT_S * rate.per_s + rate.capacity
+    account, lease = settle(full(rate, 1.0), rate, 0.0, cost + estimate, 1.0)
+    account, lease = settle(account, rate, lease, -float(estimate), 1.0)
+    assert (account.level, lease) == (-DEBT_S * rate.per_s, 0.0)
 
 
 def test_the_least_use_passes_however_small_the_quota() -> None:
