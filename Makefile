@@ -4,19 +4,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install serve test test-long check base attacks clean
+.PHONY: help install serve test test-long check base demo-tenants attacks clean
 
 help: ## show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-$(VENV)/.installed: pyproject.toml
+# What serving, building and clients need: a third less than all.
+$(VENV)/.serving: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[build,triton]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.serving
 	$(BIN)/pip install --quiet --editable '.[all]'
 	@touch $@
 
 install: $(VENV)/.installed ## make .venv and install hplm with everything it needs
 
-serve: install ## build the demo if there is none, start Triton, serve until Ctrl-C (ARGS=--check: try and stop)
+serve: $(VENV)/.serving ## install the demo if there is none, start Triton, serve until Ctrl-C (ARGS=--check: try and stop)
 	@exec $(BIN)/hplm serve $(ARGS)
 
 # Files with tests that need a quiet machine. Reading all other test files once more takes ten seconds.
@@ -36,6 +41,9 @@ check: install ## format, lint and types
 
 base: install ## convert MiniLM again and write the weights that the repository ships (about an hour on two cores)
 	$(BIN)/hplm build base --store build/base --tokens 12000000 --batch-tokens 4096 --ship-to builder/hplm_builder/convert/shipped/minilm-ngrams
+
+demo-tenants: install ## train the demo's tenants again and write the files that the repository ships (about ten minutes)
+	$(BIN)/hplm build demo --ship-to builder/hplm_builder/fleet/shipped_demo
 
 # A line for each command. On two cores malformed takes 4 minutes and wrong-keys 1; a missing fleet takes 10. Results go to build/attacks.
 ATTACKED = build/fleet-minilm-1000/models

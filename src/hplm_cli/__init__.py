@@ -55,8 +55,8 @@ COMMANDS = {
     ),
     "worker": Command("hplm_cli.worker:worker", "build", "Operate", "Run queued jobs; `hplm serve` starts a worker."),
     "profile": Command("hplm_cli.profile:profile", "build", "Plan", "Measure a served base: latency, memory, loading."),
-    "place": Command("hplm_cli.place.commands:app", "build", "Plan", "Plan which bases run on which devices."),
-    "eval": Command("hplm_builder.cli.evaluate:app", "build", "Measure", "Measure quality beside plain fine-tuning."),
+    "place": Command("hplm_cli.place.commands:app", "place", "Plan", "Plan which bases run on which devices."),
+    "eval": Command("hplm_builder.cli.evaluate:app", "loadtest", "Measure", "Measure quality beside plain fine-tuning."),
     "loadtest": Command("hplm_loadtest.cli.loadtest:app", "loadtest", "Measure", "Load a running server with Locust."),
     "bench": Command("hplm_loadtest.cli.bench:app", "loadtest", "Measure", "Run the benchmarks of the pages."),
 }

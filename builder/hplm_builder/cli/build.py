@@ -66,7 +66,7 @@ from hplm_builder.export.model_folders import (
 from hplm_builder.export.register import published
 from hplm_builder.export.stage_cut import choose_cut, parse_cut, parse_devices
 from hplm_builder.fleet.benchmark_repository import Shape, make_benchmark_repository
-from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo
+from hplm_builder.fleet.demo import DEMO_FOLDER, PLOT, PLOT_SOURCES, TOP_PERCENT, build_demo, ship_demo
 from hplm_builder.fleet.fine_tuned_fleet import FineTunedFleet
 from hplm_builder.fleet.students_repository import make_students_repository
 from hplm_builder.jobs.local_builds import build_domain, build_tenant
@@ -84,17 +84,20 @@ app = typer.Typer(
 @app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="Folder for `store/` and `models/`.")] = DEMO_FOLDER,
-    quick: Annotated[
-        bool, typer.Option(help="For tests: small tables, a tenth of the examples, half of the epochs.")
-    ] = False,
+    ship_to: Annotated[
+        Path | None,
+        typer.Option(help="Train the tenants from their packages instead, and write what hplm ships to this folder."),
+    ] = None,
 ) -> None:
-    """Build the default base, PLOT, four demo tenants and model folders. Finished parts are kept.
+    """Install the default base, its tables, four trained demo tenants and model folders. Finished parts are kept.
 
     Example: hplm build demo
     """
     with progress_bars() as progress:
-        cards = build_demo(folder, progress, quick=quick)
-    show_scores(cards)
+        if ship_to is not None:
+            return ship_demo(ship_to, progress)
+        cards = build_demo(folder, progress)
+    return show_scores(cards)
 
 
 def is_given(context: typer.Context, option: str) -> bool:

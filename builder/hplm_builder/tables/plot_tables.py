@@ -120,11 +120,17 @@ def build_plot(
         raise DataError("the corpus holds no text")
     base = bases.load(store.base(base_name))
     _check_not_of_another_base(store, base, plot_name)
+    return publish_tables(store, base, plot_name, count_grams(documents, base, progress), percent, progress, dtype)
+
+
+def publish_tables(
+    store: Store, base: Base, plot_name: str, counted: Counted, percent: float, progress: Progress, dtype: str = "auto"
+) -> dict[str, Any]:
+    """Compute and publish the tables of n-grams that were counted; arguments and result as of `build_plot`."""
     computing = choose_dtype(dtype, CPU)
     lower = load_lower(base)
     # Packed as for serving, so that a table holds what a miss would compute.
     pack_lower(lower, computing)
-    counted = count_grams(documents, base, progress)
     kept = counted.top(percent)
     seen = int(counted.counts[: len(kept)].sum())
     record: dict[str, Any] = {

@@ -89,7 +89,7 @@ def test_the_program_is_installed_and_knows_its_version() -> None:
         (["bench", "response", "--quantization", "int4"], "BAD_CONFIG: no quantization 'int4'"),
         (["predict", "-t", "x", "--url", "ftp://x", "hello"], "BAD_CONFIG: 'ftp://x' is not an address"),
         (
-            ["serve", "--models", "nowhere"],
+            ["serve", "--check", "--models", "nowhere"],
             "BAD_CONFIG: nowhere has no models of a base: `hplm build export --models nowhere` writes them",
         ),
     ],

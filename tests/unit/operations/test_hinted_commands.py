@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[3]
 SOURCES = sorted(
     path for folder in ("src", "builder", "clients", "loadtest", "backends") for path in (ROOT / folder).rglob("*.py")
 )
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+# The page of decisions names commands that are gone.
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")} - {ROOT / "docs" / "decisions.md"})
 # Expressions in a hint that stand where the name of a command is expected, and a value that they have.
 VALUES = {"what": "tenant", "kind": "tenant", "rates": "--rate base=1"}
 QUOTED = re.compile(r"`(hplm [^`]+)`")
