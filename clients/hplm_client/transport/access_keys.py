@@ -64,7 +64,7 @@ def keys_from_environment() -> KeyOrKeys | None:
 
     Raises ConfigError, which shows no key.
     """
-    value = os.environ.get(KEY_VARIABLE)
+    value = os.environ.get(KEY_VARIABLE, "").strip()
     if not value:
         return None
     if not value.startswith("@"):

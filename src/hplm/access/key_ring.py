@@ -154,7 +154,7 @@ class KeyRing:
 
     def _find(self, raw: bytes) -> tuple[AccessKey, bool]:
         """Return the key with the id in `raw`, and whether its secret is right and it has not expired."""
-        key = parse(raw) or self._dummy_key
+        key = parse(raw.strip()) or self._dummy_key
         found = self._keys.get(key.id, self._dummy)
         is_right = hmac.compare_digest(key.sha256(), found.sha256)
         return found, is_right & (self._unix_clock() < (math.inf if found.expires_s is None else found.expires_s))

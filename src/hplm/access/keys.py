@@ -66,7 +66,8 @@ def header_of(key: str) -> dict[str, str]:
 
 
 def checked_key(key: str) -> str:
-    """Return a key unchanged. Raises ConfigError, which does not show the value, if it has not the form of a key."""
+    """Return a key without white space at its ends. Raises ConfigError, which does not show the value, if it is no key."""
+    key = key.strip() if isinstance(key, str) else key
     if not isinstance(key, str) or not key.isascii() or parse(key.encode()) is None:
         raise ConfigError(
             f"the key has not the form {PREFIX}_ID_SECRET: copy all {len(new_key().text())} characters that "

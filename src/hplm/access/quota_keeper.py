@@ -156,7 +156,7 @@ class QuotaKeeper:
         self._unbooked.clear()
         until_s = self._clock() + LEASED_S
         for tenant, lease in leased.items():
-            self._file.lease(tenant, lease, self._totals.get(tenant, NOTHING), now_s, until_s)
+            self._file.lease(tenant, limits[tenant], lease, self._totals.get(tenant, NOTHING), now_s, until_s)
             self._settled_s[tenant] = now_s
 
     def _give_back(self, tenants: list[str]) -> None:

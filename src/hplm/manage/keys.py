@@ -46,7 +46,7 @@ def limit(request: requests.LimitTenant, registry: Registry) -> Answer:
     elif request.tenant is not None:
         registry.tenant(request.tenant)
     own, default = registry.limits(tenant), registry.limits(DEFAULT)
-    return {"tenant": request.tenant, "limits": vars(own), "in_force": vars(own.over(default))}
+    return {"tenant": request.tenant, "limits": own.quotas, "in_force": own.over(default).quotas}
 
 
 def audit(request: requests.ListAudit, registry: Registry) -> Answer:

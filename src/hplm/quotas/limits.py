@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hplm.quotas.token_bucket import Rate, rate_of
@@ -10,15 +10,25 @@ from hplm.quotas.token_bucket import Rate, rate_of
 
 @dataclass(frozen=True)
 class Limits:
-    """The quotas of a tenant: requests and tokens a second, and requests at the same time. None is not limited."""
+    """The quotas of a tenant: requests and tokens a second, and requests at the same time. None is not limited.
+
+    `generation` is the registry's when the limits were last set. Limits that were set again begin with full buckets.
+    """
 
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     concurrent: int | None = None
+    generation: int = field(default=0, compare=False)
 
     def over(self, default: Limits) -> Limits:
         """Return these limits. A quota that these limits leave out is the quota of `default`."""
-        return Limits(**{key: vars(default)[key] if own is None else own for key, own in vars(self).items()})
+        quotas = {key: default.quotas[key] if own is None else own for key, own in self.quotas.items()}
+        return Limits(**quotas, generation=max(self.generation, default.generation))  # type: ignore[arg-type]
+
+    @property
+    def quotas(self) -> dict[str, float | None]:
+        """The quotas by name."""
+        return {key: value for key, value in vars(self).items() if key != "generation"}
 
     @property
     def requests(self) -> Rate | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hplm.quotas.limits import NOTHING, Limits, Refusal, Use
-from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
+from hplm.quotas.token_bucket import CLOCK_STEP_S, Bucket, Rate, full, refilled, spend, time_of, wait_s
 from hplm.runtime.rate_limited_log import log_rate_limited
 from hplm.runtime.shared_records import SharedRecords
 
@@ -33,7 +33,7 @@ _SERVERS_AT, _SERVERS = 1024, struct.Struct("=I")
 BUSY_S = 0.05
 # Which of two copies of the state is valid. The other is written, then this number changes: a killed process leaves no half.
 _CHOICE = struct.Struct("=Q")
-_STATE = struct.Struct("=6d")
+_STATE = struct.Struct("=9d")
 _COUNT = struct.Struct("=I")
 _SEATS_AT = _CHOICE.size + 2 * _STATE.size
 # The last second in which a stage has handed requests on, and the requests that were handed on, by the second.
@@ -47,7 +47,7 @@ _BODY_BYTES = _HANDED_AT + _HANDED.size
 
 
 class _State(NamedTuple):
-    """A record: the levels of both buckets at `at_s`, all that was ever spent, and until when `hplm serve` leases.
+    """A record: both buckets at `at_s`, all that was ever spent, until when `hplm serve` leases, and of which limits.
 
     Times are of the monotonic clock, the same for all processes of the machine. A new record is all zeros.
     """
@@ -58,6 +58,28 @@ class _State(NamedTuple):
     spent_requests: float
     spent_tokens: float
     leased_until_s: float
+    forgiven_requests: float
+    forgiven_tokens: float
+    generation: float
+
+    @property
+    def buckets(self) -> tuple[Bucket, Bucket]:
+        """The buckets of requests and tokens."""
+        requests = Bucket(self.requests, self.at_s, self.forgiven_requests)
+        return requests, Bucket(self.tokens, self.at_s, self.forgiven_tokens)
+
+    def with_buckets(self, requests: Bucket, tokens: Bucket) -> _State:
+        """Return the state with these buckets, whose time is `at_s`."""
+        return self._replace(
+            requests=requests.level,
+            tokens=tokens.level,
+            forgiven_requests=requests.forgiven,
+            forgiven_tokens=tokens.forgiven,
+        )
+
+    def is_leased(self, now_s: float) -> bool:
+        """Return whether a lease is in force. A lease of later than now was made before the clock stepped back."""
+        return self.at_s - CLOCK_STEP_S <= now_s < self.leased_until_s
 
 
 class QuotaFile:
@@ -84,7 +106,7 @@ class QuotaFile:
                 state = self._current(index, limits, now_s)
                 refusal = self._refusal(index, state, limits, tokens, now_s)
                 if refusal is None:
-                    state = _spend(state, 1.0, tokens)
+                    state = _spend(state, limits, Use(1.0, tokens), now_s)
                     self._count(index, 1)
                 # Also after a refusal: time has passed, and `hplm serve` shall see that a lease is wanted.
                 self._write(index, state)
@@ -95,7 +117,7 @@ class QuotaFile:
         return refusal
 
     def spend(self, tenant: str, limits: Limits, use: Use, now_s: float) -> None:
-        """Charge more, or less than zero to correct an estimate. The level may fall below zero."""
+        """Charge more, or less than zero to correct an estimate."""
         self._change(tenant, limits, use, now_s, ended=False)
 
     def hand_on(self, tenant: str, now_s: float) -> None:
@@ -151,19 +173,26 @@ class QuotaFile:
                 found[self._records.name_of(index)] = spent
         return found
 
-    def lease(self, tenant: str, lease: Use, spent: Use, now_s: float, until_s: float) -> None:
-        """Set what a tenant may use until `until_s`: a lease, less what was spent since `spent` was read."""
+    def lease(self, tenant: str, limits: Limits, lease: Use, spent: Use, now_s: float, until_s: float) -> None:
+        """Set what a tenant may use until `until_s`: a lease, less what was spent since `spent` was read.
+
+        A lease of limits that are no longer in force is not set.
+        """
         if (index := self._index(tenant)) is None:
             return
         try:
             with self._records.locked_record(index):
                 state = self._read(index)
+                if limits.generation < state.generation:
+                    return
                 since = Use(state.spent_requests, state.spent_tokens).less(spent)
-                left = lease.less(since)
-                self._write(
-                    index,
-                    state._replace(requests=left.requests, tokens=left.tokens, at_s=now_s, leased_until_s=until_s),
-                )
+                state = state._replace(at_s=now_s, leased_until_s=until_s, generation=limits.generation)
+                left = [
+                    # A correction goes to the account, see `_spend`.
+                    Bucket(granted, now_s) if rate is None else spend(Bucket(granted, now_s), rate, max(0.0, used))
+                    for rate, granted, used in zip(_rates(limits), lease, since, strict=True)
+                ]
+                self._write(index, state.with_buckets(*left))
         except TimeoutError as error:
             log_rate_limited(f"a lease of quotas is late: {error}")
 
@@ -208,7 +237,7 @@ class QuotaFile:
                 if ended:
                     self._count(index, -1)
                 if use != NOTHING:
-                    self._write(index, _spend(self._current(index, limits, now_s), *use))
+                    self._write(index, _spend(self._current(index, limits, now_s), limits, use, now_s))
         except TimeoutError as error:
             log_rate_limited(f"a request's end or correction is not counted in its tenant's quotas: {error}")
             return
@@ -216,20 +245,20 @@ class QuotaFile:
             self._records.mark(index)
 
     def _current(self, index: int, limits: Limits, now_s: float) -> _State:
-        """Return the state now: buckets fill by themselves unless `hplm serve` leases."""
+        """Return the state now. Buckets fill by themselves unless a lease is in force. New limits begin with full buckets."""
         state = self._read(index)
-        if now_s < state.leased_until_s:
+        is_new = state.at_s == 0.0
+        if limits.generation > state.generation:
+            is_new, state = True, state._replace(generation=limits.generation, leased_until_s=0.0)
+        if state.is_leased(now_s):
             return state
-        levels: dict[str, float] = {}
-        for name, rate in (("requests", limits.requests), ("tokens", limits.tokens)):
-            level: float = getattr(state, name)
-            if rate is None:
-                levels[name] = 0.0
-            elif state.at_s == 0.0:
-                levels[name] = full(rate, now_s).level
-            else:
-                levels[name] = refilled(Bucket(level, state.at_s), rate, now_s).level
-        return state._replace(**levels, at_s=max(now_s, state.at_s))
+        # A lease that ended does not begin again when the clock steps back.
+        state = state._replace(leased_until_s=0.0)
+        now = [
+            Bucket(0.0, now_s) if rate is None else full(rate, now_s) if is_new else refilled(bucket, rate, now_s)
+            for rate, bucket in zip(_rates(limits), state.buckets, strict=True)
+        ]
+        return state.with_buckets(*now)._replace(at_s=now_s if is_new else time_of(state.at_s, now_s))
 
     def _refusal(self, index: int, state: _State, limits: Limits, tokens: float, now_s: float) -> Refusal | None:
         if limits.concurrent is not None:
@@ -259,8 +288,8 @@ class QuotaFile:
     def _handed(self, index: int, now_s: float) -> tuple[int, list[int]]:
         """Return this second, and the requests that were handed on and not taken over, by the second modulo HANDED_S."""
         last, *handed = _HANDED.unpack_from(self._records.memory, self._records.body_at(index) + _HANDED_AT)
-        # Another process may have read the clock a moment later.
-        now = max(int(now_s), last)
+        # Another process may have read the clock a moment later. If the clock stepped back, the counts end as seconds pass.
+        now = int(time_of(last, now_s))
         for second in range(last + 1, min(now, last + HANDED_S) + 1):
             handed[second % HANDED_S] = 0
         return now, handed
@@ -317,10 +346,20 @@ def is_in_use(path: Path) -> bool:
         return records.is_locked(_KEEPER, 1 + SEATS)
 
 
-def _spend(state: _State, requests: float, tokens: float) -> _State:
-    return state._replace(
-        requests=state.requests - requests,
-        tokens=state.tokens - tokens,
-        spent_requests=state.spent_requests + requests,
-        spent_tokens=state.spent_tokens + tokens,
+def _rates(limits: Limits) -> tuple[Rate | None, Rate | None]:
+    return limits.requests, limits.tokens
+
+
+def _spend(state: _State, limits: Limits, use: Use, now_s: float) -> _State:
+    """Return the state after a use.
+
+    While `hplm serve` leases, a correction goes to the registry's account, which may have paid for the use already.
+    """
+    is_leased = state.is_leased(now_s)
+    left = [
+        bucket if rate is None or (is_leased and amount < 0) else spend(bucket, rate, amount)
+        for rate, bucket, amount in zip(_rates(limits), state.buckets, use, strict=True)
+    ]
+    return state.with_buckets(*left)._replace(
+        spent_requests=state.spent_requests + use.requests, spent_tokens=state.spent_tokens + use.tokens
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from hplm_client import AsyncClient
+from hplm_client import AsyncClient, Client
 from hplm_loadtest.scenarios.server_metrics import metric_value
 from typer.testing import CliRunner
 
@@ -18,7 +18,7 @@ from hplm.core import wire
 from hplm.errors import QuotaError
 from hplm.metering.recent_counts import DAY, Counts, read_recent
 from hplm.quotas.limits import Limits
-from hplm.quotas.token_bucket import rate_of
+from hplm.quotas.token_bucket import DEBT_S, rate_of
 from hplm.registry.registry import Registry
 from hplm.store.layout import Store
 from hplm.triton.launcher.ports import free_ports
@@ -179,12 +179,41 @@ def test_invented_names_in_a_refused_request_are_not_counted_and_spoil_no_counts
     assert read_recent(served.store.root, served.store.registry, "invented")[DAY] == Counts()
 
 
+def run_limit(served: Served, *arguments: str) -> str:
+    """Run `hplm tenant limit` and return its output."""
+    env = {"HPLM_URL": served.server.ports.grpc_url}
+    done = CliRunner().invoke(make_app("tenant"), ["tenant", "limit", *arguments], env=env)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+@pytest.mark.parametrize("model", [wire.MODEL, wire.ROUTER])
+def test_a_huge_batch_refuses_for_a_minute_at_most_and_not_at_all_once_the_limit_is_set_again(
+    served: Served, model: str
+) -> None:
+    batch = [(TENANT, "the red cat sings " * 60)] * 64
+    run_limit(served, TENANT, "--tokens-per-second", "5")
+    try:
+        time.sleep(0.6)  # two polls of each stage
+        with Client(served.server.ports.grpc_url, model=model) as client:
+            assert len(client.predict_batch(batch)) == len(batch)
+            with pytest.raises(QuotaError) as refused:
+                client.predict(TENANT, "the red cat")
+            assert refused.value.wait_s is not None
+            # The debt of the batch is far beyond the bound.
+            assert DEBT_S - 10 < refused.value.wait_s <= DEBT_S + 1 / 5
+            run_limit(served, TENANT, "--clear")
+            run_limit(served, TENANT, "--tokens-per-second", "5")
+            time.sleep(0.6)
+            client.predict(TENANT, "the red cat")
+    finally:
+        run_limit(served, TENANT, "--clear")
+        time.sleep(0.6)
+
+
 def test_the_command_sets_shows_and_removes_limits(served: Served) -> None:
     def run(*arguments: str) -> str:
-        env = {"HPLM_URL": served.server.ports.grpc_url}
-        done = CliRunner().invoke(make_app("tenant"), ["tenant", "limit", *arguments], env=env)
-        assert done.exit_code == 0, (done.output, done.exception)
-        return done.stdout
+        return run_limit(served, *arguments)
 
     run("--default", "--concurrent", "9")
     run(TENANT, "--requests-per-second", "5", "--tokens-per-second", "300")

@@ -44,14 +44,19 @@ class TenantLimits(RegistryPart):
     """Limits and leases. Leases are on the database's clock, so that servers with different clocks agree."""
 
     def set_limits(self, tenant: str, new: Limits) -> None:
-        """Set a tenant's limits in place of earlier ones, or the default of all tenants. Raises UnknownTenantError."""
+        """Set a tenant's limits in place of earlier ones, or the default of all tenants. Raises UnknownTenantError.
+
+        The accounts of all whom the limits are for begin anew, without debts.
+        """
         with self._database.writing() as connection:
             if tenant != DEFAULT:
                 current_numbers(connection, tenant)
-            values = {**vars(new), "generation": bump(connection)}
+            values = {**new.quotas, "generation": bump(connection)}
             changed = connection.execute(update(limits).where(limits.c.tenant == tenant).values(values))
             if not changed.rowcount:
                 connection.execute(insert(limits).values(tenant=tenant, **values))
+            whose = leases.c.tenant == tenant if tenant != DEFAULT else leases.c.tenant != ""
+            connection.execute(delete(leases).where(whose))
 
     def limits(self, tenant: str) -> Limits:
         """Return the limits of a tenant's own, or the default of all tenants."""
@@ -73,11 +78,14 @@ class TenantLimits(RegistryPart):
         with self._database.writing() as connection:
             now_s = _now_s(connection)
             is_server = leases.c.tenant == ""
+            # Times later than that were written before the clock stepped back. They would count as long as the step.
+            latest_s = now_s + ALIVE_S
+            connection.execute(update(leases).where(leases.c.until_s > latest_s).values(until_s=latest_s))
             connection.execute(delete(leases).where(is_server, leases.c.until_s < now_s))
             connection.execute(
                 delete(leases).where(leases.c.server == _ACCOUNT, leases.c.until_s < now_s - FULL_AFTER_S)
             )
-            _put(connection, [_row(server, "", now_s + ALIVE_S, {})])
+            _put(connection, [_row(server, "", latest_s, {})])
             return connection.scalar(select(func.count()).where(is_server)) or 0
 
     def settle_quotas(self, server: str, spent: Mapping[str, Use], of: Mapping[str, Limits]) -> dict[str, Use]:
@@ -124,8 +132,8 @@ class TenantLimits(RegistryPart):
 
 # Of a tenant: until when each server's row holds, and its amounts.
 _Rows = Mapping[str, tuple[float, Mapping[str, Any]]]
-# The amounts of an account by quota: the level of the bucket and its time.
-_Account = dict[str, tuple[float, float]]
+# The amounts of an account by quota.
+_Account = dict[str, Bucket]
 
 
 def _settled(
@@ -138,8 +146,7 @@ def _settled(
     before = Use(**rows[server][1]) if server in rows else Use()
     own: dict[str, float] = {}
     for quota, rate in _rates(of).items():
-        bucket, own[quota] = settle(Bucket(*account[quota]), rate, getattr(before, quota), getattr(spent, quota), now_s)
-        account[quota] = bucket.level, bucket.at_s
+        account[quota], own[quota] = settle(account[quota], rate, getattr(before, quota), getattr(spent, quota), now_s)
     return account, Use(**own)
 
 
@@ -151,7 +158,7 @@ def _given_back(rows: _Rows, servers: Collection[str], of: Limits, now_s: float)
         bucket = Bucket(*known[quota]) if quota in known else full(rate, now_s)
         for server in servers:
             bucket = given_back(bucket, rate, rows[server][1].get(quota, 0.0), now_s)
-        account[quota] = bucket.level, bucket.at_s
+        account[quota] = bucket
     return account
 
 
@@ -197,4 +204,4 @@ def _now_s(connection: Connection) -> float:
 
 
 def _limits(row: Row[Any]) -> Limits:
-    return Limits(row.requests_per_s, row.tokens_per_s, row.concurrent)
+    return Limits(row.requests_per_s, row.tokens_per_s, row.concurrent, row.generation)

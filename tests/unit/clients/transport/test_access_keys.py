@@ -86,9 +86,10 @@ Ask = Callable[[str, "KeyOrKeys | None", "dict[str, str] | None"], None]
 
 
 @pytest.mark.parametrize("ask", [predict, predict_async, manage])
-def test_one_key_goes_in_the_header(server: Recorder, ask: Ask) -> None:
+@pytest.mark.parametrize("given", [KEY, f" {KEY}\r\n"], ids=["plain", "with blanks"])
+def test_one_key_goes_in_the_header(server: Recorder, ask: Ask, given: str) -> None:
     with pytest.raises(ForbiddenError):
-        ask(server.url, KEY, {"x-other": "1"})
+        ask(server.url, given, {"x-other": "1"})
     assert server.authorization == f"Bearer {KEY}"
     assert b'"KEY"' not in server.body
 
@@ -134,7 +135,9 @@ def test_no_key_is_in_what_python_prints_of_a_client() -> None:
 
 @pytest.mark.parametrize("made", [Client, ManageClient])
 @pytest.mark.parametrize(
-    "wrong", ["", "secret", f"{KEY}\n", f"Bearer {KEY}"], ids=["empty", "a word", "a line", "with its scheme"]
+    "wrong",
+    ["", "secret", f"{KEY[:-1]}\n{KEY[-1]}", f"Bearer {KEY}"],
+    ids=["empty", "a word", "a line", "with its scheme"],
 )
 def test_a_text_that_is_no_key_is_refused_at_once_and_not_shown(made: Callable[..., object], wrong: str) -> None:
     with pytest.raises(ConfigError, match="the key has not the form hplm_ID_SECRET") as refused:
@@ -146,14 +149,15 @@ def test_a_text_that_is_no_key_is_refused_at_once_and_not_shown(made: Callable[.
 def test_commands_read_one_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPLM_KEY", raising=False)
     assert keys_from_environment() is None
-    monkeypatch.setenv("HPLM_KEY", KEY)
-    assert keys_from_environment() == KEY
+    for value in (KEY, f"{KEY}\n", f"\t{KEY} \r\n"):
+        monkeypatch.setenv("HPLM_KEY", value)
+        assert keys_from_environment() == KEY
 
 
 def test_commands_read_keys_by_tenant_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    path.write_text(json.dumps({"films": KEY, "news": OTHER}))
-    monkeypatch.setenv("HPLM_KEY", f"@{path}")
+    path.write_text(json.dumps({"films": KEY, "news": f" {OTHER}\n"}))
+    monkeypatch.setenv("HPLM_KEY", f"@{path}\n")
     keys = keys_from_environment()
     assert keys == {"films": KEY, "news": OTHER}
     with pytest.raises(ConfigError, match="a manage request has one key"):

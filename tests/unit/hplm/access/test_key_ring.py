@@ -54,6 +54,7 @@ def test_a_key_opens_its_own_tenant(ring: KeyRing, registry: Registry) -> None:
     key = add(registry, "films")
     ring.refresh()
     assert ring.check(raw(key), "films") == key.id
+    assert ring.check(b" " + raw(key) + b"\n", "films") == key.id
 
 
 def test_every_wrong_key_is_refused_with_the_same_words(ring: KeyRing, registry: Registry, clock: Clock) -> None:

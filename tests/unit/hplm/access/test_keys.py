@@ -71,6 +71,7 @@ def test_no_secret_is_in_what_python_prints_of_a_key() -> None:
     [
         (b"Bearer k", b"k"),
         (b"bearer  k ", b"k"),
+        (b"Bearer k\r\n", b"k"),
         (b"Basic k", b""),
         (b"Bearer", b""),
         (b"Bearer a b", b""),
@@ -86,8 +87,13 @@ def test_a_clients_header_is_read_back() -> None:
     assert from_header(header_of(key.text())["authorization"].encode()) == key.text().encode()
 
 
-@pytest.mark.parametrize("wrong", ["", "sk-secret", f"hplm_{ID}_{SECRET} ", f"hplm_{ID}_{SECRET[:-1]}é", 7])
+@pytest.mark.parametrize("wrong", ["", "sk-secret", f"hplm_{ID}_ {SECRET}", f"hplm_{ID}_{SECRET[:-1]}é", 7])
 def test_a_key_of_another_form_is_refused_without_showing_it(wrong: str) -> None:
     with pytest.raises(ConfigError, match="hplm key create") as caught:
         checked_key(wrong)
     assert not wrong or str(wrong) not in str(caught.value)
+
+
+def test_a_key_loses_white_space_at_its_ends() -> None:
+    text = new_key().text()
+    assert header_of(f" {text}\r\n") == header_of(text)

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text, update
 
 from hplm.access.quota_keeper import JOINING_S, QuotaKeeper
 from hplm.access.quotas import Charge, Quotas, TextCost, estimated_tokens, file_of, remove_dead_files
@@ -25,10 +25,11 @@ from hplm.errors import (
 )
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import QuotaFile
-from hplm.quotas.token_bucket import LEASE_S, rate_of
+from hplm.quotas.token_bucket import DEBT_S, LEASE_S, rate_of
 from hplm.registry.access.limits import ALIVE_S, DEFAULT
 from hplm.registry.database import Database
 from hplm.registry.registry import Registry
+from hplm.registry.schema import leases
 from hplm.store.layout import Store
 from tests.postgres import PostgresServer
 from tests.waiting import until
@@ -388,6 +389,69 @@ def test_a_killed_server_no_longer_counts(registry: Registry) -> None:
     assert registry.announce_server("other") == 2
     time.sleep(ALIVE_S + 0.1)
     assert registry.announce_server("other") == 1
+
+
+def step_clock_back(store: Store, by_s: float) -> None:
+    """Make all times of accounts and leases lie in the future, as after a database's clock stepped back."""
+    with closing(Database(store, writer=True)) as database, database.writing() as connection:
+        for row in connection.execute(select(leases)).all():
+            amounts = {
+                quota: [amount[0], amount[1] + by_s, *amount[2:]] if isinstance(amount, list) else amount
+                for quota, amount in row.amounts.items()
+            }
+            where = (leases.c.server == row.server) & (leases.c.tenant == row.tenant)
+            connection.execute(update(leases).where(where).values(until_s=row.until_s + by_s, amounts=amounts))
+
+
+def test_accounts_servers_and_leases_outlast_no_clock_that_stepped_back(store: Store, registry: Registry) -> None:
+    limits = {"films": Limits(requests_per_s=20.0)}
+    for server in ("lost", "other"):
+        registry.announce_server(server)
+        registry.settle_quotas(server, {"films": Use(2.0)}, limits)
+    step_clock_back(store, 3600.0)
+    # A step takes no living server's sign away.
+    assert registry.announce_server("other") == 2
+    began_s = time.monotonic()
+    until(lambda: registry.settle_quotas("other", {"films": Use()}, limits)["films"].requests >= 2.0)
+    assert time.monotonic() - began_s < 2.0
+    until(lambda: registry.announce_server("other") == 1)
+    registry.settle_quotas("other", {"films": Use()}, limits)
+    assert set(registry.leased_quotas("films")) == {"other"}
+    assert time.monotonic() - began_s < ALIVE_S + 5.0
+
+
+@pytest.mark.parametrize("whose", ["films", DEFAULT])
+def test_a_debt_among_servers_has_a_bound_and_ends_when_limits_are_set(
+    store: Store, registry: Registry, clock: ManualClock, keeper: QuotaKeeper, whose: str
+) -> None:
+    limits = Limits(tokens_per_s=5.0)
+    registry.set_limits(whose, limits)
+    keeper._book.refresh()
+    of = {"films": limits}
+    with closing(Quotas(store, keeper.path, clock=clock)) as stage:
+        assert stage.take([TextCost("films", 16_384)]) is not None
+        keeper.step()
+        with pytest.raises(QuotaError):
+            stage.take([FILMS])
+        with closing(Database(store, writer=False)) as database, database.reading() as connection:
+            account = connection.scalar(
+                select(leases.c.amounts).where(leases.c.tenant == "films", leases.c.server == "")
+            )
+        assert account["tokens"][0] == pytest.approx(-5.0 * DEBT_S)
+        assert registry.settle_quotas("other", {"films": Use()}, of)["films"].tokens == 0
+        registry.set_limits(whose, Limits())
+        registry.set_limits(whose, limits)
+        assert registry.settle_quotas("other", {"films": Use()}, of)["films"].tokens > 0
+        # Before and after the keeper has leased again.
+        stage._book.refresh()
+        assert stage.take([TextCost("films", 1)]) is not None
+        keeper._book.refresh()
+        for _ in range(2):
+            time.sleep(0.4)  # the account fills
+            clock.now_s += 0.1
+            keeper.step()
+        assert registry.leased_quotas("films")[keeper.server].tokens >= 1.0
+        assert stage.take([TextCost("films", 1)]) is not None
 
 
 def test_files_that_no_process_uses_are_removed(store: Store, registry: Registry, tmp_path: Path) -> None:

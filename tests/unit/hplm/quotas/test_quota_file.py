@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hplm.quotas.limits import Limits, Use
 from hplm.quotas.quota_file import HANDED_S, ON_THE_WAY_S, SEATS, QuotaFile
-from hplm.quotas.token_bucket import Bucket, full, refilled, wait_s
+from hplm.quotas.token_bucket import CLOCK_STEP_S, DEBT_S, Bucket, full, refilled, wait_s
 from hplm.runtime.process import SHARED_MEMORY
 from tests.waiting import until
 
@@ -59,6 +59,80 @@ def test_it_takes_what_plain_buckets_allow(steps: list[tuple[int, int]], tmp_pat
                 quota = "requests/s" if waits[0] > 0 else "tokens/s"
                 assert refusal.quota == quota
                 assert refusal.wait_s == pytest.approx(waits[0] or waits[1])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([-3600.0, -5.0, -0.5, 0.0, 0.25, 5.0, 100.0]),
+            st.sampled_from([1, 20, 16_384]),
+            st.sampled_from(["take", "take", "lease", "set"]),
+        ),
+        max_size=30,
+    )
+)
+def test_no_refusal_is_longer_than_the_debt_s_bound_whatever_clock_and_batches(
+    steps: list[tuple[float, int, str]], tmp_path_factory: Any
+) -> None:
+    limits, now_s = Limits(tokens_per_s=5.0, generation=1), 1e6
+    rate = limits.tokens
+    assert rate is not None
+    bounded = DEBT_S * rate.per_s + rate.capacity
+    # Each bucket and lease that the tenant begins with may end in one debt.
+    allowed, used = rate.capacity + bounded, 0.0
+    with closing(QuotaFile(tmp_path_factory.mktemp("shm") / "quotas")) as file:
+        for move_s, cost, action in steps:
+            now_s += move_s
+            allowed += max(0.0, move_s) * rate.per_s
+            if action == "lease":
+                file.lease("acme", limits, Use(0.0, 1.0), file.marked().get("acme", Use()), now_s, now_s + 3.0)
+                allowed += rate.capacity + bounded
+            elif action == "set":
+                limits = Limits(tokens_per_s=5.0, generation=limits.generation + 1)
+                allowed += rate.capacity + bounded
+                assert file.take("acme", limits, 1, now_s) is None
+                used += 1
+            if (refusal := file.take("acme", limits, cost, now_s)) is None:
+                used += min(cost, bounded)
+                assert used <= allowed
+            else:
+                assert refusal.wait_s <= DEBT_S + 1 / rate.per_s
+
+
+@pytest.mark.parametrize("is_leased", [False, True])
+def test_a_clock_that_stepped_back_refuses_no_more_than_a_moment(file: QuotaFile, is_leased: bool) -> None:
+    limits = Limits(requests_per_s=5.0)
+    assert file.take("acme", limits, 1.0, 4000.0) is None
+    if is_leased:
+        file.lease("acme", limits, Use(0.0), Use(1.0), 4000.0, until_s=4003.0)
+    assert sum(file.take("acme", limits, 1.0, 400.0 + number / 4) is not None for number in range(60)) <= 5
+
+
+def test_requests_that_were_handed_on_count_no_longer_after_the_clock_stepped_back(file: QuotaFile) -> None:
+    limits = Limits(concurrent=1)
+    assert file.take("acme", limits, 1.0, 4000.0) is None
+    file.hand_on("acme", 4000.0)
+    assert file.take("acme", limits, 1.0, 400.0 + CLOCK_STEP_S + ON_THE_WAY_S) is None
+
+
+@pytest.mark.parametrize("is_leased", [False, True])
+def test_limits_that_are_set_again_forgive_at_once_also_what_another_process_still_charges_to_the_old(
+    file: QuotaFile, path: Path, is_leased: bool
+) -> None:
+    old, new = (Limits(tokens_per_s=5.0, generation=generation) for generation in (1, 2))
+    with closing(QuotaFile(path)) as slow:
+        if is_leased:
+            file.lease("acme", old, Use(0.0, 1.0), Use(), 1.0, until_s=4.0)
+        assert file.take("acme", old, 16_384, 1.0) is None
+        assert (refusal := slow.take("acme", old, 1.0, 1.0)) is not None
+        assert DEBT_S <= refusal.wait_s <= DEBT_S + 1 / 5
+        assert file.take("acme", new, 1.0, 1.0) is None
+        # A process and a keeper that do not know yet give the tenant nothing more, and take nothing.
+        assert slow.take("acme", old, 1.0, 1.0) is not None
+        slow.lease("acme", old, Use(0.0, 9.0), Use(), 1.0, until_s=4.0)
+        assert file.take("acme", new, 1.0, 1.0) is not None
+        assert file.take("acme", new, 1.0, 1.2) is None
 
 
 def race(path: Path, limits: Limits, until_s: float, taken: Any) -> None:
@@ -179,7 +253,7 @@ def test_a_request_that_no_process_takes_over_counts_for_a_moment_only(file: Quo
 
 def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None:
     limits = Limits(requests_per_s=100.0)
-    file.lease("acme", Use(2.0), Use(), 1.0, until_s=2.0)
+    file.lease("acme", limits, Use(2.0), Use(), 1.0, until_s=2.0)
     assert [file.take("acme", limits, 1.0, 1.9) is None for _ in range(3)] == [True, True, False]
     # Then the file fills by itself.
     assert file.take("acme", limits, 1.0, 2.5) is None
@@ -187,7 +261,7 @@ def test_a_lease_is_all_that_may_be_taken_until_it_ends(file: QuotaFile) -> None
 
 def test_after_a_lease_was_released_the_rest_fills_by_itself(file: QuotaFile) -> None:
     limits = Limits(requests_per_s=10.0)
-    file.lease("acme", Use(0.0), Use(), 1.0, until_s=9.0)
+    file.lease("acme", limits, Use(0.0), Use(), 1.0, until_s=9.0)
     assert file.take("acme", limits, 1.0, 1.0) is not None
     file.release("acme", 1.5)
     assert file.take("acme", limits, 1.0, 1.55) is not None
@@ -199,7 +273,7 @@ def test_a_lease_counts_what_was_taken_while_it_was_asked_for(file: QuotaFile) -
     assert file.take("acme", limits, 1.0, 1.0) is None
     spent = file.marked()["acme"]
     assert file.take("acme", limits, 1.0, 1.0) is None
-    file.lease("acme", Use(2.0), spent, 1.0, until_s=2.0)
+    file.lease("acme", limits, Use(2.0), spent, 1.0, until_s=2.0)
     assert [file.take("acme", limits, 1.0, 1.0) is None for _ in range(2)] == [True, False]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hplm.quotas.token_bucket import (
+    DEBT_S,
     LEASE_S,
     LEAST,
     Bucket,
@@ -18,6 +19,7 @@ from hplm.quotas.token_bucket import (
     rate_of,
     refilled,
     settle,
+    spend,
     wait_s,
 )
 
@@ -74,7 +76,55 @@ def test_after_the_wait_that_it_says_a_use_is_allowed_and_not_before(
 
 def test_a_clock_that_is_set_back_gives_nothing() -> None:
     rate = Rate(10.0, 1.0)
-    assert refilled(Bucket(0.0, 100.0), rate, 50.0) == Bucket(0.0, 100.0)
+    # Another process read the clock a moment later: its time stays.
+    assert refilled(Bucket(0.0, 100.0), rate, 99.5) == Bucket(0.0, 100.0)
+
+
+@given(rate=RATES, step_s=st.floats(2.0, 1e6))
+def test_a_bucket_fills_again_at_once_after_its_clock_stepped_back(rate: Rate, step_s: float) -> None:
+    stepped = refilled(Bucket(0.0, step_s), rate, 0.0)
+    assert stepped == Bucket(0.0, 0.0)
+    assert refilled(stepped, rate, 1.0).level == pytest.approx(min(rate.capacity, rate.per_s))
+    assert settle(Bucket(0.0, step_s), rate, 0.0, 0.0, 0.0).account.at_s == 0.0
+
+
+# Seconds by which the clock moves, also back, and the amount of a use.
+MOVES = st.lists(st.tuples(st.sampled_from([-3600.0, -5.0, -0.5, 0.0, 0.5, 5.0, 100.0]), NUMBERS), max_size=30)
+
+
+@given(rate=RATES, moves=MOVES, factor=st.sampled_from([1, 100, 10_000]))
+def test_no_use_is_refused_for_longer_than_the_debt_s_bound_and_only_what_is_beyond_exceeds_the_quota(
+    rate: Rate, moves: list[tuple[float, float]], factor: int
+) -> None:
+    bucket, now_s = full(rate, 4000.0), 4000.0
+    passed_s = used = forgiven = 0.0
+    for move_s, cost in moves:
+        now_s += move_s
+        passed_s += max(0.0, move_s)
+        bucket = refilled(bucket, rate, now_s)
+        left_s = wait_s(bucket.level, rate, cost * factor)
+        assert left_s <= DEBT_S + LEAST / rate.per_s
+        if left_s == 0:
+            bucket = spend(bucket, rate, cost * factor)
+            used += cost * factor
+            forgiven += bucket.forgiven
+            assert bucket.forgiven <= max(0.0, cost * factor - DEBT_S * rate.per_s)
+    assert used - forgiven <= rate.capacity + rate.per_s * (passed_s + DEBT_S) + 1e-6
+
+
+@given(rate=RATES, level=NUMBERS, estimate=st.integers(0, 20_000), share=st.integers(0, 8))
+def test_a_corrected_estimate_costs_what_the_text_costs(rate: Rate, level: float, estimate: int, share: int) -> None:
+    before, cost = Bucket(min(level, rate.capacity), 1.0), estimate * share / 8
+    corrected = spend(spend(before, rate, estimate), rate, cost - estimate)
+    assert corrected == pytest.approx(spend(before, rate, cost))
+
+
+@given(rate=RATES, estimate=st.integers(100, 20_000))
+def test_a_correction_pays_no_debt_of_an_account_and_gives_its_server_no_lease(rate: Rate, estimate: int) -> None:
+    cost = 1.0 + DEBT_S * rate.per_s + rate.capacity
+    account, lease = settle(full(rate, 1.0), rate, 0.0, cost + estimate, 1.0)
+    account, lease = settle(account, rate, lease, -float(estimate), 1.0)
+    assert (account.level, lease) == (-DEBT_S * rate.per_s, 0.0)
 
 
 def test_the_least_use_passes_however_small_the_quota() -> None:
@@ -149,7 +199,7 @@ def test_what_one_server_spends_another_waits_for(rate: Rate, spends: list[float
     for spent in spends:
         account, lease = settle(account, rate, lease, spent, 0.0)
     # At one moment all leases together, and all uses, are what the account had.
-    assert abs(account.level + lease + sum(spends) - rate.capacity) < 1e-6
+    assert abs(account.level - account.forgiven + lease + sum(spends) - rate.capacity) < 1e-6
     _, other = settle(account, rate, 0.0, 0.0, 0.0)
     # One unit stays for a third server, once this server has one.
     assert other == pytest.approx(max(0.0, min(account.level, max(1.0, account.level - 1.0))))
