@@ -152,7 +152,7 @@ def serve(
 
         from hplm.reporting.progress import progress_bars
 
-        console.print(f"No models in {models} yet: building them, a few minutes once.")
+        console.print(f"No models in {models} yet: installing the demo, once.")
         with progress_bars() as progress:
             show_scores(build_demo(DEMO_FOLDER, progress))
     shown, more, damaged = served_tenants(models)

@@ -187,7 +187,7 @@ def ship_demo(
             data = demo_data(demo)
             build_tenant(store, DEFAULT_BASE, PLOT, demo.name, data, settings, progress, example=demo.example)
             trained = tenants.load(_current(store, demo.name, base), name=demo.name, fingerprint=base.fingerprint)
-            # Where and by which job the tenant was trained says nothing to whoever installs it.
+            # The place and the job of the training mean nothing in another store.
             about = {key: value for key, value in trained.card.about.items() if key not in ("job", "domain")}
             cards.append(replace(trained.card, about=about))
             tenants.save(target / demo.name, replace(trained, card=cards[-1]))
