@@ -80,8 +80,9 @@ class Checkpoint:
     def keeping(self, state: Callable[[], dict[str, Any]]) -> Iterator[None]:
         """Keep `state()` while the block lasts, a loop that calls `reached` after each step.
 
-        SIGINT and SIGTERM act at the end of a step, once the checkpoint is written; a second signal acts at once. StoppingError
-        must be raised between two steps only. Signals that the process handles in another way are left alone.
+        SIGINT and SIGTERM act at the end of a step or of the block, once the checkpoint is written; a second signal acts at
+        once. StoppingError must be raised between two steps only. Signals that the process handles in another way are left
+        alone.
         """
         if self.path is None:
             yield
@@ -96,9 +97,16 @@ class Checkpoint:
         except StoppingError:
             self.save(state())
             raise
+        else:
+            if self._signal is not None:
+                self.save(state())
         finally:
             self._state = None
             self._restore_handlers()
+            if self._signal is not None:
+                # The signal came after the last step.
+                number, self._signal = self._signal, None
+                signal.raise_signal(number)
 
     def reached(self) -> None:
         """Write a checkpoint if one is due, between two steps. Let a signal that came during the step act after it."""

@@ -183,6 +183,13 @@ def _split_off(task: Task, train: list[LabelledText], seed: int) -> tuple[list[L
             if sizes[strata[i]] > 1 and bool(train[i].entities) == has_entities
         }
         chosen |= {keys[i] for i in choose_tenth(texts, strata, seed)}
+    keys_of: dict[object, dict[TextOrPair, None]] = {}
+    for key, stratum in zip(keys, strata, strict=True):
+        keys_of.setdefault(stratum, {})[key] = None
+    for own in keys_of.values():
+        # A label whose texts are all copies of chosen ones keeps one of them in train.
+        if chosen.issuperset(own):
+            chosen.discard(next(iter(own)))
     if not chosen:
         distinct = f" of {len(firsts)} distinct texts" if len(firsts) < len(train) else ""
         advice = task.too_few_advice(train)

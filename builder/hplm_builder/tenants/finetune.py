@@ -97,7 +97,7 @@ class Trained:
     def highest_by(self, epoch: int) -> float:
         """Return the highest dev score of the kept run until the end of an epoch."""
         run = (row for row in self.curve if row["learning_rate"] == self.learning_rate)
-        return max(row["dev"] for row in run if row["epoch"] <= epoch)
+        return max((row["dev"] for row in run if row["epoch"] <= epoch), default=-math.inf)
 
 
 def fine_tune(

@@ -73,7 +73,7 @@ def watch(job: IdArgument, as_json: JsonOption = False, url: UrlOption = DEFAULT
 
     The exit status is 1 if the job fails or is cancelled, and 3 if an update is no better and publishes nothing.
 
-    Over grpc:// the server sends every change; over http:// the command asks twice a second.
+    The command asks twice a second.
 
     Examples:
 

@@ -31,6 +31,8 @@ from hplm_client.cli.students import StudentOptions
 from hplm_client.cli.submit_job import end_unpublished, submit_job, upload_files
 from hplm_client.manage.answers import TenantDetails
 
+# A request of 64 texts of 256 tokens each minute, which is the longest debt of `hplm.quotas.token_bucket`.
+BOUNDING_TOKENS_PER_S = 273.0
 app = CommandGroup(
     no_args_is_help=True,
     help="Create, update and delete tenants of a running server.\n\n"
@@ -455,6 +457,11 @@ def limit(
         )
     own = ", ".join(f"{key} {value:,g}" for key, value in limits["in_force"].items() if value is not None)
     print_outcome(limits, f"{'the default of tenants' if default else f'tenant {name}'}: {own or 'no limits'}", as_json)
+    if not as_json and tokens_per_second is not None and tokens_per_second < BOUNDING_TOKENS_PER_S:
+        say(
+            "what a request costs beyond a minute of the limit is forgiven: to bound a tenant that sends the largest requests, "
+            f"give {BOUNDING_TOKENS_PER_S:g} tokens/s or more"
+        )
 
 
 def _submit(

@@ -77,7 +77,7 @@ def details_of(action: str, request: requests.ManageRequest, answer: Mapping[str
         case requests.CreateKey() | requests.OfKey():
             return {name: answer["key"][name] for name in ("id", "tenant", "role", "expires_s")}
         case requests.LimitTenant():
-            values = {name: value for name, value in vars(request.limits).items() if value is not None}
+            values = {name: value for name, value in request.limits.quotas.items() if value is not None}
             return {"cleared": True} if request.clear else values
         case requests.RollBackTenant():
             return {"bases": answer["bases"]}

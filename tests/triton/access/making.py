@@ -40,9 +40,9 @@ CASCADED = "alpha"
 TEXT_MODELS = {
     "small": ("small", "small_plot", "small_dispatch"),
     "middle": ("middle", "middle_plot", "middle_dispatch"),
-    "hbert": ("hbert",),
+    "hbert": ("hbert", "hbert_plot", "hbert_dispatch"),
 }
-INNER_MODELS = {"small": "small_upper", "middle": "middle_upper"}
+INNER_MODELS = {"small": "small_upper", "middle": "middle_upper", "hbert": "hbert_upper"}
 CALLING = ("hplm", "cascade")
 
 

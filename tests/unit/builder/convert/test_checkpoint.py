@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -187,6 +188,17 @@ def test_a_killed_process_loses_at_most_a_minute(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         counting(Slow(path, {}, clock=clock))
     assert counting(Checkpoint(path, {})) == [7, 8, 9, 10]
+
+
+def test_a_signal_after_the_last_step_acts_once_the_checkpoint_is_written(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "kept.pt", {})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), checkpoint.keeping(lambda: {"step": 7}):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert checkpoint.load(torch.device("cpu")) == {"step": 7}
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100, None], ids=["empty", "other", "cut"])

@@ -712,6 +712,14 @@ def test_copies_of_a_number_keep_the_median_and_copies_of_a_tagging_may_differ_i
     assert "label" not in check_data(anna, anna, []).repeats["dev"]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_label_whose_only_text_is_a_copy_keeps_a_train_example(seed: int) -> None:
+    train = [LabelledText(f"text {i}", "AC"[i % 2]) for i in range(100)]
+    train += [LabelledText(f"Text {i}", f"B{i}") for i in range(0, 100, 7)]
+    data = check_data(train, [], [], seed=seed)
+    assert {example.label for example in data.train} == set(data.labels)
+
+
 def test_copies_of_a_text_are_on_one_side_of_the_split() -> None:
     train = [*texts(*"ab" * 30), *(LabelledText(f"Text  {i}", "ab"[i % 2]) for i in range(60))]
     data = check_data(train, [], [])

@@ -18,7 +18,8 @@ from hplm.access.keys import new_key
 from hplm.errors import ConfigError, ForbiddenError, HplmError
 
 KEY, OTHER = new_key().text(), new_key().text()
-SECRETS = [key.rpartition("_")[2] for key in (KEY, OTHER)]
+# A secret may have an underscore.
+SECRETS = [key.split("_", 2)[2] for key in (KEY, OTHER)]
 REFUSAL = json.dumps({"error": "FORBIDDEN: the key is missing, or is not valid for this tenant"}).encode()
 
 

@@ -203,7 +203,9 @@ def check_clean(store: Store, registry: Registry) -> None:
     assert (verdict.problems, verdict.loose) == ((), ())
     named = registry.snapshot().paths
     for path in files_below(store):
-        assert any(path.startswith(f"{folder}/") for folder in named), path
+        # A command that was killed goes on from its checkpoint.
+        is_kept = path.startswith("jobs/local-") and path.endswith(".pt")
+        assert is_kept or any(path.startswith(f"{folder}/") for folder in named), path
 
 
 def test_every_crash_point_is_tried_here_and_met_somewhere() -> None:

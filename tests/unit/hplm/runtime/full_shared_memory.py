@@ -23,7 +23,7 @@ def main(disk: Path) -> None:
         counts = stack.enter_context(closing(RecentCounts(Path("/a/store"), folder=disk)))
         quotas = stack.enter_context(closing(QuotaFile(disk / "quotas")))
         counts.add({"acme": Counts(ok=1)}, NOW_S)
-        quotas.lease("acme", Use(1.0), Use(), 1.0, until_s=9.0)
+        quotas.lease("acme", ONE_A_SECOND, Use(1.0), Use(), now_s=1.0, until_s=9.0)
         stack.enter_context(full(disk))
         counts.add({"acme": Counts(ok=1), **dict.fromkeys(STRANGERS, Counts(ok=1))}, NOW_S)
         assert counts.read("acme", NOW_S)[DAY] == Counts(ok=2)
