@@ -22,10 +22,10 @@ IN_ALL = [one for one in EXPERIMENTS if one.in_all is not None]
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("one", IN_ALL, ids=lambda one: one.name)
-def test_the_command_lines_of_all_parse(one: Experiment, quick: bool) -> None:
+def test_the_command_lines_of_all_parse(tmp_path: Path, one: Experiment, quick: bool) -> None:
     group = typer.main.get_command(app)
     command = group.commands[one.name]  # type: ignore[attr-defined]
-    command.make_context(one.name, arguments_in_all(one, NAMES, Path("my bench"), quick))
+    command.make_context(one.name, arguments_in_all(one, NAMES, tmp_path / "my bench", quick))
 
 
 @pytest.mark.parametrize("one", EXPERIMENTS, ids=lambda one: one.name)
