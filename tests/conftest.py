@@ -43,9 +43,9 @@ def fresh_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limited_log, "PROCESS_LOG", rate_limited_log.RateLimitedLog())
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def restored_signals() -> Iterator[None]:
-    """For a test that runs a command which sets what signals do, as `hplm serve` does."""
+    """Undo what commands that run in the test's process, such as `hplm serve` and `hplm bench`, set for signals."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in handlers.items():
